@@ -76,8 +76,9 @@ def check_job(loaded: Loaded, *, data: bool) -> CheckedJob:
         fetch_data(loaded)
         fetch_model(loaded)
     components, inputs = _assembled(loaded) if data else (None, {})
+    notes: tuple[str, ...] = ()
     if components:
-        try_classes(components)
+        notes = try_classes(components)
         check_block_executor(components)
     population = len(components.rows) if components else loaded.job.data.population
     if not components:
@@ -90,7 +91,8 @@ def check_job(loaded: Loaded, *, data: bool) -> CheckedJob:
         dealt = len(components.rows) + components.split.kept_clients
     lines = [*_job_lines(in_force, population, dealt)]
     if components:
-        lines += [*_data_lines(components), *_input_lines(inputs)]
+        lines += [*_data_lines(components), *(("note", note) for note in notes)]
+        lines += _input_lines(inputs)
     else:
         lines += [("note", note) for note in loaded.notes]
     return CheckedJob(

@@ -19,7 +19,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
 from hpcfl.engine.schema import dry_round, nbytes, traffic
 from hpcfl.errors import JobError, as_job_error
-from hpcfl.io.table import render_tables
+from hpcfl.io.table import UNLIMITED, render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary
 from hpcfl.job.packaged import FOLDER, packaged_jobs
 from hpcfl.job.packaged import summary as summary_of_job
@@ -49,6 +49,10 @@ def listing(what: str | None = None) -> str:
     given = what
     what = what.lower() if what else None
     what = CHOICES.get(str(what), what)
+    columns = get_terminal_size((0, 0)).columns  # 0: no terminal
+    width = min(max(columns, NARROWEST), WIDEST)
+    if what == "jobs" and not columns:  # a line each, for other programs
+        width = UNLIMITED
     tables_of: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
         "job": (partial(_sections, "section of a job"), {"(top level)": Job, **SECTIONS}),
         "algorithms": (_algorithms, ALGORITHMS),
@@ -57,7 +61,7 @@ def listing(what: str | None = None) -> str:
         "cohorts": (partial(_sections, "cohort.kind"), kinds(CohortConfig)),
         "models": (partial(_sections, "model.name", base=ModelConfig), MODELS),
         "tasks": (_tasks, TASKS),
-        "jobs": (_jobs, packaged_jobs()),
+        "jobs": (partial(_jobs, width), packaged_jobs()),
     }
     tables: list[Table] = []
     for kind, (table, known) in tables_of.items():
@@ -79,7 +83,7 @@ def listing(what: str | None = None) -> str:
             "there, or a dotted path to a class of your own"
             f"{suggestion(str(what), names)}"
         )
-    return render_tables(*tables, width=min(max(get_terminal_size().columns, NARROWEST), WIDEST))
+    return render_tables(*tables, width=width)
 
 
 def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
@@ -114,12 +118,19 @@ def _tasks(known: Mapping[str, Any]) -> Table:
     return table
 
 
-def _jobs(known: Mapping[str, Path]) -> Table:
+def _jobs(width: int, known: Mapping[str, Path]) -> Table:
+    """A line for each job, cut to the table's width; all of its text where there is but one."""
     table = _titled("packaged job", "what")
-    table.show_lines = False  # most take one line
+    table.show_lines = False
+    room = width - max(map(len, known)) - 7  # borders and margins
     for name, file in known.items():
-        table.add_row(name, summary_of_job(file))
-    table.caption = f"hpcfl run NAME, or hpcfl sweep NAME of a sweep; the files: {FOLDER}"
+        text = summary_of_job(file)
+        cut = len(known) > 1 and len(text) > room
+        table.add_row(name, f"{text[: room - 3].rstrip()}..." if cut else text)
+    table.caption = (
+        "hpcfl run NAME, or hpcfl sweep NAME of a sweep; hpcfl list NAME says more; "
+        f"the files: {FOLDER}"
+    )
     return table
 
 

@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reader = parser()
     options, rest = reader.parse_known_args(arguments)
     if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
-        reader.error(f"unrecognized arguments: {' '.join(rest)}")
+        keys = "; settings of a job have no dashes: rounds=5" if "overrides" in options else ""
+        reader.error(f"unrecognized arguments: {' '.join(rest)}{keys}")
     if rest:  # overrides that stand after an option
         options.overrides += rest
     try:

@@ -5,7 +5,7 @@ call, and the same values for the same arguments, whichever client came before.
 """
 
 from collections.abc import Callable, Sequence
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -55,8 +55,10 @@ def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
     """Call a hook, and return its result.
 
     Raises:
-        BrokenRuleError: the hook changes an argument in place, or draws from a global generator.
+        BrokenRuleError: the hook takes other arguments than it is called with, changes one of them
+            in place, or draws from a global generator.
     """
+    _require_signature(algorithm, hook)
     tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
     versions, before = [tensor._version for tensor in tensors], generators()
     made = getattr(algorithm, hook)(*args)
@@ -74,6 +76,23 @@ def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
             "let it draw nothing",
         )
     return made
+
+
+def _require_signature(algorithm: Algorithm, hook: str) -> None:
+    """Refuse a hook that cannot be called with the arguments of the contract."""
+    own = getattr(algorithm, hook)
+    if not callable(own):
+        return
+    expected = list(signature(getattr(Algorithm, hook)).parameters)[1:]  # without self
+    try:
+        found = signature(own)
+    except ValueError:  # a function of C may have none
+        return
+    try:
+        found.bind(*expected)
+    except TypeError as e:
+        takes = ", ".join(map(str, found.parameters.values()))
+        raise broken(algorithm, hook, f"takes ({takes}), expected ({', '.join(expected)})") from e
 
 
 def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:

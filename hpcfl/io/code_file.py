@@ -7,6 +7,7 @@ the digest of its content.  So a job file alone cannot make hpcfl execute anothe
 import __future__
 
 import ast
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from difflib import get_close_matches
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
@@ -131,9 +133,18 @@ def find_object(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def import_advice(error: Exception, name: str) -> str:
-    """What to do where ``find_object(name)`` raised, for the end of a message; "" if unknown."""
-    if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+def import_advice(error: Exception, name: str, folder: Path = Path()) -> str:
+    """What to do where ``find_object(name)`` raised, for the end of a message; "" if unknown.
+
+    Args:
+        error: that it raised.
+        name: the dotted path.
+        folder: of the job file that names it.
+    """
+    first = name.partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name == first:
+        if folder != Path() and any(map(os.path.exists, (folder / f"{first}.py", folder / first))):
+            return f"; set PYTHONPATH={quote(str(folder))}, the directory of the job"
         return "; set PYTHONPATH=. if it is in the current directory"
     if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
         known = [key for key in vars(error.obj) if not key.startswith("_")]

@@ -104,6 +104,8 @@ def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: 
         hint = f"; {len(others)} others have it, such as {', '.join(others[:_MANY])}: hpcfl list"
     else:
         hint = f"; did you mean {' or '.join(others)}?" if others else suggestion(name, known)
+    if not at and not path and (places := _elsewhere(name, cls, file)):
+        hint = f"; did you mean {' or '.join(places)}?"
     if section is Module:
         maker = short_name(below.get("of") or "its class")
         hint = suggestion(name, known) or f"; arguments of {maker} go into model.arguments"
@@ -111,6 +113,38 @@ def _unknown(name: str, cls: type[Any], path: Key, raw: Any, file: JobFile, at: 
     if own and hasattr(section, name):
         hint = f"; write {name} with a type in the class, {name}: float = ..., to make it a key"
     return f'{owner} has no "{name}" (it has {", ".join(known)}){hint}'
+
+
+def _elsewhere(name: str, cls: type[Any], file: JobFile) -> list[str]:
+    """Where a key at the top of a job may belong: "local.lr" of lr, at most _MANY places.
+
+    Also where its value is the name of an algorithm, a model or a data set.
+    """
+    value = file.tree[name]
+    named = [
+        f"{kind.section}.{kind.key}"
+        for kind in REGISTRIES.values()
+        if isinstance(value, str) and value in kind.known
+    ]
+    sections = {
+        kind.section: [kind.find(file, file.tree[kind.section][kind.key])]
+        for kind in REGISTRIES.values()
+    }
+    sections |= {
+        key: _options(cls, (key,), {**file.tree, key: file.tree.get(key)}) for key in _names(cls)
+    }
+    found = [
+        f"{key}.{name}"
+        for key, options in sections.items()
+        if any(name in _names(option) for option in _chosen(options, file.tree.get(key)))
+    ]
+    return (named or sorted(found))[:_MANY]
+
+
+def _chosen(options: list[type[Any]], raw: Any) -> list[type[Any]]:
+    """Of the classes that a section may be, the one whose kind it has; all, where it has none."""
+    kind = raw.get("kind") if isinstance(raw, dict) else None
+    return [o for o in options if getattr(o, "kind", None) == kind] or options
 
 
 def _options(cls: type[Any], path: Key, raw: Any) -> list[type[Any]]:

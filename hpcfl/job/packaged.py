@@ -70,7 +70,8 @@ def find_job(job: str | Path, folder: Path = Path()) -> Path:
     if Path(job).is_absolute() or os.path.lexists(path):  # the error of reading it says more
         return path
     same = [other for other in known if Path(other).name == Path(name).name]
-    near = same or get_close_matches(name, known)
+    beside = path.with_name(f"{path.name}.yaml")
+    near = [str(beside)] if beside.is_file() else same or get_close_matches(name, known)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise JobError(
         f"{path}: cannot be read: No such file or directory, and no packaged job has this name "

@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from inspect import get_annotations, isabstract
+from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
@@ -73,12 +74,13 @@ class Registry:
         plugins = entry_points(group=f"hpcfl.{self.section}")
         if name in plugins.names:
             return self.checked(at, name, _imported(at, name, plugins[name].load))
+        folder = Path(file.name).parent
         if "." not in name or not all(part.isidentifier() for part in name.split(".")):
             raise JobError(
                 f"{at}: found {shown(name)}, expected one of {', '.join(sorted(self.known))}, "
                 f"or a dotted path to a class of your own{suggestion(name, self.known)}"
             )
-        found = _imported(at, name, lambda: find_object(name))
+        found = _imported(at, name, lambda: find_object(name), folder)
         return self.checked(at, name, found)
 
     def checked(self, at: str, name: str, found: Any) -> type[Any]:
@@ -174,13 +176,13 @@ def _in_kept_file(at: str, name: str) -> Any:
     return _imported(at, name, lambda: find_object(name))
 
 
-def _imported(at: str, name: str, load: Callable[[], Any]) -> Any:
+def _imported(at: str, name: str, load: Callable[[], Any], folder: Path = Path()) -> Any:
     try:
         return load()
     except HpcflError:
         raise
     except Exception as e:  # a user's module may raise anything
-        advice = import_advice(e, name)
+        advice = import_advice(e, name, folder)
         if name.startswith(f"{_MAIN}."):
             advice = (
                 "; it is a class of a script or notebook: define it there, and call hpcfl.run, "

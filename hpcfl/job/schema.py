@@ -317,7 +317,10 @@ def typed(file: JobFile, name: str) -> Loaded:
         JobError: one is unknown, missing or of another type.
     """
     if "grid" in file.tree:
-        raise JobError(f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`")
+        raise JobError(
+            f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`, which with "
+            "--dry-run only checks its jobs, and with --write-jobs writes them"
+        )
     notes = rename_old_keys(file)
     add_task_defaults(file)
     rest: Tree = dict(file.tree)

@@ -81,6 +81,10 @@ def read(path: str | Path) -> JobFile:
         if Path(path, "job.yaml").is_file():
             raise JobError(f"{path}: is the directory of a run; use `hpcfl resume {path}`")
         raw = Path(path).read_bytes()
+    except IsADirectoryError as e:
+        raise JobError(
+            f"{path}: is a directory, expected the file of a job or a sweep; name a file in it"
+        ) from e
     except OSError as e:
         raise file_error(e, f"{path}: cannot be read: {e.strerror or e}", JobError) from e
     return _parse(path, raw)

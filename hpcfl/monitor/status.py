@@ -17,7 +17,7 @@ from hpcfl.monitor.facts import (
     newest_checkpoint,
 )
 from hpcfl.report import timing
-from hpcfl.report.collect import Found, find_runs, state_without_directory
+from hpcfl.report.collect import Found, find_runs, number_of_runs, state_without_directory
 from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import committed_folders
@@ -93,7 +93,7 @@ def _folder_status(root: Path, found: Found) -> str:
         lines.append(f"{state:<12} {text}")
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     counts += f"; {diverged} of them diverged, with finite numbers" if diverged else ""
-    return "\n".join([*lines, *found.unreadable, f"{len(found.runs)} runs: {counts}"])
+    return "\n".join([*lines, *found.unreadable, f"{number_of_runs(len(found.runs))}: {counts}"])
 
 
 def _run_line(root: Path, name: Path, *, failed: bool) -> tuple[str, str, bool]:

@@ -226,6 +226,11 @@ def _is_whole(job: Path) -> bool:
     return all(any(line.startswith(name) for line in lines) for name in _SECTIONS)
 
 
+def number_of_runs(count: int) -> str:
+    """The words "1 run", "2 runs"."""
+    return f"{count} run{'s' * (count != 1)}"
+
+
 def _sweep_notes(root: Path, runs: Sequence[RunRecord], events: SweepEvents) -> list[str]:
     states = Counter(run.state for run in runs)
     started = {run.name for run in runs}
@@ -238,7 +243,7 @@ def _sweep_notes(root: Path, runs: Sequence[RunRecord], events: SweepEvents) -> 
     counts = ", ".join(f"{count} {word}" for word, count in states.items() if count)
     shown = early | {run.name for run in runs if run.state in ("failed", "diverged")}
     return [
-        f"{root}: {points} runs: {counts}",
+        f"{root}: {number_of_runs(points)}: {counts}",
         *(
             [f"{root}: has more runs than the sweep, which wrote no job for {', '.join(others)}"]
             if others and points > events.points > 0

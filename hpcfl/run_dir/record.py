@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -272,8 +273,8 @@ def read_job(path: Path) -> RunRecord:
     folder = RunDir(path)
     if not present(folder.job):
         raise JobError(
-            f"{path}: no job.yaml here, so this is no run directory; "
-            "name the --out directory of a hpcfl run, or of a sweep"
+            f"{path}: {_what(path)}, so this is no run directory; "
+            "name the --out directory of an hpcfl run, or of a sweep"
         )
     try:
         # Kept files are named relative to the directory: runs of equal objects are of one job.
@@ -294,6 +295,16 @@ def read_job(path: Path) -> RunRecord:
     if branches:
         settings = {**settings, BRANCH: "; ".join(branch.course for branch in branches)}
     return RunRecord(path, algorithm, rounds, window, (), settings, branches=branches)
+
+
+def _what(path: Path) -> str:
+    """What a path that holds no run is."""
+    if not path.is_dir():
+        return "is a file" if present(path) else "no such directory"
+    empty = False
+    with suppress(OSError):  # it may not be listed
+        empty = not any(path.iterdir())
+    return "is empty" if empty else "no job.yaml here"
 
 
 def _with_added(settings: Settings) -> Settings:

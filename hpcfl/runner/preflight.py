@@ -56,6 +56,7 @@ CLIENTS = 2  # that are tried
 TESTED = 8  # test examples
 ROWS = 8  # that a transform makes inputs of, together and one by one
 _ROUNDING = 1e-4  # of the largest input
+_OF_ONE = 1e-3  # by which a sum of probabilities may differ from 1
 _HPCFL = __name__.partition(".")[0]
 # Folders of the code in which torch raises, if data and model do not fit together.
 _FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
@@ -63,8 +64,11 @@ _UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
 _KEYED = "; such draws depend on the number of ranks and on restarts: "
 
 
-def try_classes(components: Components) -> None:
+def try_classes(components: Components) -> tuple[str, ...]:
     """Run one local step of two clients on their own examples, and the server's step.
+
+    Returns:
+        Lines for the user about what is allowed, but hardly meant.
 
     Raises:
         JobError: a class of the user's raises, draws from a global generator, or keeps something
@@ -73,8 +77,9 @@ def try_classes(components: Components) -> None:
     """
     buffers = {name: buffer.clone() for name, buffer in components.buffers.items()}
     try:
+        trial = _Trial(components)
         with restored():
-            _Trial(components).play()
+            trial.play()
         changed = [n for n, b in components.buffers.items() if not torch.equal(b, buffers[n])]
     finally:
         with torch.no_grad():
@@ -87,6 +92,7 @@ def try_classes(components: Components) -> None:
             f"buffer {changed[0]!r}, so that a client's result depends on who was trained before "
             "it; expected buffers that stay as they are: make what changes a local variable"
         )
+    return tuple(trial.notes)
 
 
 def try_algorithm(loaded: Loaded) -> None:
@@ -112,6 +118,7 @@ class _Trial:
         self._components, self._gradient = components, components.gradient()
         self._batches: dict[int, Batch] = {}
         self._known: dict[int, list[tuple[Vector, Vector]]] = {}
+        self.notes: list[str] = []
 
     def play(self) -> None:
         components, x0 = self._components, self._components.x0
@@ -121,6 +128,7 @@ class _Trial:
             self._repeat_batch(client)
         self._try_rows()
         grad, outputs = self._try_model(self._batches[0])
+        self._note_probabilities(outputs)
         algorithm, none = components.algorithm, x0[:0]
         start = (x0,) if algorithm.warm_start else ()
         initial = [(*self._full_gradients(client, start), none)[0] for client in clients]
@@ -304,6 +312,19 @@ class _Trial:
                 f"{name}: its outputs{self._forward} have the shape {shape}, expected that of the "
                 f"labels, {tuple(batch.labels.shape)}: those of data.kind {self._kind} are floats, "
                 "the targets of a regression; to classify give integers"
+            )
+
+    def _note_probabilities(self, outputs: Tensor) -> None:
+        """Note outputs that are probabilities already, of which the loss takes the softmax."""
+        if self._components.dataset.loss != "cross_entropy" or outputs.ndim != 2:
+            return
+        rows = outputs.double()
+        within = bool(((rows >= 0) & (rows <= 1)).all())
+        if rows.shape[1] > 1 and within and bool(((rows.sum(1) - 1).abs() < _OF_ONE).all()):
+            self.notes.append(
+                f"{self._name('model', 'name')}: its outputs{self._forward} are probabilities (in "
+                "[0, 1], of sum 1), but the loss cross_entropy applies softmax to them; does the "
+                "model end in a softmax? Leave it out"
             )
 
     def _require_used(self, batch: Batch) -> None:

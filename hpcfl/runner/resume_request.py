@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from shlex import quote
+from typing import Any, NoReturn, Self
 
 from hpcfl.data.fingerprints import Digests, InputNames, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
@@ -149,12 +150,18 @@ class ResumeRequest:
         names, earlier = InputNames(places), InputNames(before)
         require_same(newest.inputs, inputs, names, earlier, folder.root)
         if self.loaded.job.rounds < newest.round:
-            raise JobError(
-                f"rounds: {self.loaded.job.rounds} are asked for, but {newest.round} are done; ask "
-                "for as many, or begin at an older checkpoint with --round: kept are "
-                + ", ".join(map(str, kept))
-            )
+            self._refuse_fewer_rounds(newest.round, kept)
         return kept
+
+    def _refuse_fewer_rounds(self, done: int, kept: Sequence[int]) -> NoReturn:
+        """Refuse a number of rounds below that of the checkpoint to begin at."""
+        asked, root = self.loaded.job.rounds, quote(str(self.source.root))
+        older = [str(round) for round in kept if round <= asked]
+        cure = f"; give rounds={done} or more"
+        if older:
+            back = f"`hpcfl resume {root} rounds={asked} --round T`"
+            cure += f", or go back by {back}, T one of {', '.join(older)}"
+        raise JobError(f"rounds: {asked} are asked for, but {done} are done{cure}")
 
     @contextmanager
     def suggest_older(self, kept: Sequence[int]) -> Iterator[None]:

@@ -225,7 +225,7 @@ def _run(
                     loaded, ranks.device, resumed=resumed, dataset=data.dataset
                 )
                 inputs = fingerprints.of(components.dataset)
-                try_classes(components)
+                ranks = ranks.with_notes(*try_classes(components))
                 check_block_executor(components)
         require_alike(inputs, fingerprints.names, comm)
         if components.job.executor == "auto":

@@ -175,12 +175,15 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
             )
     job, ranks = file.tree.get("job"), file.tree.get("ranks", 1)
     if not isinstance(job, str):
-        raise JobError(f"{file.where(('job',))}: job: found {shown(job)}, expected a job's file")
+        state = "missing" if job is None else f"found {shown(job)}"
+        raise JobError(
+            f"{file.where(('job',))}: job: {state}, expected a job's file or the name of a "
+            "packaged job, such as quickstart"
+        )
     if type(ranks) is not int or ranks < 1:
         at = file.where(("ranks",))
         raise JobError(f"{at}: ranks: found {shown(ranks)}, expected a whole number from 1")
-    base_path = find_job(job, path.parent)
-    base = _base(file, base_path)
+    base = _base(file, job)
     always = _settings(file, file.tree.get("set", {}), ("set",)) + _overridden(file, overrides)
     points: dict[str, Point] = {}
     axes = _axes(file)
@@ -205,14 +208,20 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
                 f"{file.where(('ranks',))}: ranks: {point.name} has {clients} client(s), and "
                 f"{ranks} ranks; a rank would own none, so say at most {clients}"
             )
-    return Sweep(path, base_path, ranks, tuple(points.values()))
+    return Sweep(path, Path(base.name), ranks, tuple(points.values()))
 
 
-def _base(file: JobFile, path: Path) -> JobFile:
-    job = read(path)
-    if "grid" in job.tree:
-        raise JobError(f"{file.where(('job',))}: job: {path} is a sweep, expected a job's file")
-    return job
+def _base(file: JobFile, job: str) -> JobFile:
+    """Read the base job, whose path is relative to the sweep."""
+    at = f"{file.where(('job',))}: job"
+    try:
+        path = find_job(job, Path(file.name).parent)
+    except JobError as e:
+        raise JobError(f"{at}: {e}") from e
+    base = read(path)
+    if "grid" in base.tree:
+        raise JobError(f"{at}: {path} is a sweep, expected a job's file")
+    return base
 
 
 def _axes(file: JobFile) -> list[list[_Choice]]:
@@ -227,13 +236,15 @@ def _axes(file: JobFile) -> list[list[_Choice]]:
     for axis, values in grid.items():
         at: Key = ("grid", axis)
         if not isinstance(values, dict | tuple) or not values:
+            empty = " that is not empty" if isinstance(values, dict | tuple) else ""
             raise JobError(
                 f"{file.where(at)}: grid.{axis}: found {shown(values)}, expected a list of values "
-                "or a mapping of named points"
+                f"or a mapping of named points{empty}"
             )
         if isinstance(values, dict):
             axes.append([_named(file, label, values[label], (*at, label)) for label in values])
         else:
+            _refuse_twice(file, axis, values)
             short = axis.rpartition(".")[2]
             prefix = short if listed.count(short) == 1 else axis
             axes.append(
@@ -242,6 +253,14 @@ def _axes(file: JobFile) -> list[list[_Choice]]:
     if (count := prod(map(len, axes))) > MOST:
         raise JobError(f"{file.where(('grid',))}: grid: {count} runs, expected {MOST} at most")
     return axes
+
+
+def _refuse_twice(file: JobFile, axis: str, values: Sequence[Any]) -> None:
+    """Refuse a list in which a value occurs twice, as its runs would have one directory."""
+    for index, value in enumerate(values):
+        if any(value == other and type(value) is type(other) for other in values[:index]):
+            at = file.where(("grid", axis, index))
+            raise JobError(f"{at}: grid.{axis}: {shown(value)} occurs twice; remove one of the two")
 
 
 def _special(
@@ -340,7 +359,13 @@ def _point(
                     job.lines[(*setting.key, *at[len(setting.at) :])] = line
             made.append(setting)
     where = file.where(choices[0].at)
-    loaded = check(job, name)
+    try:
+        loaded = check(job, name)
+    except JobError as e:
+        listed = [one.settings[0].key[0] for one in choices if isinstance(one.at[-1], int)]
+        if any(f'a job has no "{key}" ' in str(e) for key in listed):
+            raise JobError(f"{e} (an axis with a list of values is a key of the job)") from e
+        raise
     try:
         loaded = resolve_for_population(loaded, loaded.job.data.population)
     except JobError as e:

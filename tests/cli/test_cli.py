@@ -80,6 +80,16 @@ def test_wrong_arguments_are_exit_2(arguments, capsys):
     assert "usage: hpcfl" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["run", "resume", "plan", "sweep"])
+def test_a_setting_with_dashes_is_told_how_it_is_written(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "quickstart", "--rounds", "5"])
+    said = capsys.readouterr().err
+    assert said.endswith(
+        "unrecognized arguments: --rounds 5; settings of a job have no dashes: rounds=5\n"
+    )
+
+
 @pytest.mark.parametrize("command", ["run", "resume", "check", "plan", "sweep"])
 def test_what_is_missing_is_told_and_no_more(command, capsys):
     with pytest.raises(SystemExit):

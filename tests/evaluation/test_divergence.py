@@ -138,7 +138,7 @@ def test_status_and_watch_say_it(diverged, hpcfl):
     assert any(line.startswith("diverged    train loss ") for line in hpcfl("watch", run).out)
     assert hpcfl("status", run.parent).out == [
         "finished          4 of 4  run  (diverged)",
-        "1 runs: 1 finished; 1 of them diverged, with finite numbers",
+        "1 run: 1 finished; 1 of them diverged, with finite numbers",
     ]
     assert "finished, diverged" in hpcfl("watch", run.parent).text
 

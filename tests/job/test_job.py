@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,6 +137,17 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
         ("data=digits", "data: found 'digits', expected a section (a mapping of keys to values)"),
         ("algorithm=scaffold", "to values); a name goes into algorithm.name"),
         ("data.partition=iid", "data.partition: found 'iid', expected a section"),
+        ("lr=0.1", "; did you mean local.lr?"),
+        ("mu=0.1", "store, task, threads, weights)"),  # of algorithms that the job has not
+        ("server_lr=2", "; did you mean algorithm.server_lr?"),
+        ("size=2", "; did you mean cohort.size?"),
+        (
+            "every=2",
+            "; did you mean checkpoint.every or diagnostics.every or evaluate.every?",
+        ),
+        ("method=scaffold", "; did you mean algorithm.name?"),
+        ("dataset=mnist", "; did you mean data.kind?"),
+        ("round=2", "; did you mean rounds?"),
         ("cohort={size: 2}", "cohort.kind: missing, expected one of uniform, bernoulli"),
         ("cohort={kind: uniform}", "cohort.size: missing; it has no default"),
         ("cohort={kind: uniform, sise: 2}", 'cohort.sise: uniform has no "sise" (it has kind, si'),
@@ -218,6 +230,18 @@ def test_faults_of_an_algorithm_of_ones_own_name_it(tmp_path, monkeypatch, name,
             load("jobs/quickstart.yaml", [f"algorithm={{name: {name}}}"]), torch.device("cpu")
         )
     assert message.format(folder=tmp_path) in str(caught.value)
+
+
+def test_a_module_beside_the_job_is_found_by_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b/beside_module.py").write_text(OWN)
+    job = Path("jobs/quickstart.yaml").read_text().replace("fedhbm", "beside_module.Mine")
+    assert "beside_module" in job
+    (tmp_path / "a b/own.yaml").write_text(job)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(JobError) as caught:
+        load("a b/own.yaml")
+    assert str(caught.value).endswith("; set PYTHONPATH='a b', the directory of the job")
 
 
 def test_a_large_number_is_suggested_with_an_exponent():

@@ -74,14 +74,44 @@ def test_near_names_are_told(job, near):
     assert line.endswith(f"(hpcfl list jobs); did you mean {near}?")
 
 
+def test_the_file_without_its_ending_is_told(tmp_path):
+    (tmp_path / "d").mkdir()
+    for name in ("quickstar", "d/fedvarp"):
+        (tmp_path / f"{name}.yaml").write_text("")
+        assert refusal(name).endswith(f"; did you mean {name}.yaml?")
+
+
+def test_a_directory_is_no_job(tmp_path, refused):
+    (tmp_path / "d").mkdir()
+    for name in (".", "d"):
+        line = refused("run", name)
+        assert line.startswith(f"JobError: {name}: is a directory, expected the file of a job")
+
+
 def test_commands_take_names(hpcfl, refused):
     assert "fedhbm" in hpcfl("check", "quickstart").text
     assert hpcfl("check", "jobs/quickstart", "--where").out == ["runs/quickstart"]
     assert "runs/quickstart needs " in hpcfl("plan", "quickstart").text
     assert "did you mean quickstart" in refused("run", "quickstar")
-    assert "use `hpcfl sweep" in refused("run", "sweeps/quickstart")
+    sweep = refused("check", "sweeps/quickstart")
+    assert f"use `hpcfl sweep {FOLDER}/sweeps/quickstart.yaml`, which with --dry-run" in sweep
     assert len(hpcfl("sweep", "sweeps/quickstart", "--where").out) == 6
-    assert "quadratics/scaffold" in hpcfl("list", "jobs").text
+
+
+@pytest.mark.parametrize("columns", [None, 80, 100])
+def test_the_list_has_a_line_for_each_job(columns, hpcfl, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [line for line in hpcfl("list", "jobs").out if line.startswith("| ")][1:]
+    known = packaged_jobs()
+    assert [row.split()[1] for row in rows] == list(known)
+    assert max(map(len, rows)) <= (columns or 1000)
+    whole = [summary(file) in row for row, file in zip(rows, known.values(), strict=True)]
+    assert all(whole) if columns is None else not all(whole)
+    name = "cifar10/fedavg_published_split"
+    alone = " ".join(" ".join(line.split("|")[2].split()) for line in hpcfl("list", name).out[3:-3])
+    assert alone.strip() == summary(known[name])
 
 
 def test_the_kind_of_an_argument(tmp_path, monkeypatch, hpcfl, refused):

@@ -226,6 +226,16 @@ def test_a_site_that_fails_starts_nothing(here, site, code):
     assert not (here / "starts").exists()
 
 
+@pytest.mark.parametrize("words", [[], ["0", "x"], ["0", "x", "mpirun", "-n", "1", "a.yaml"]])
+def test_other_arguments_than_it_takes_are_told_the_usage(here, words):
+    done = subprocess.run(
+        ["./once.sh", *words], cwd=here, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    usage = "usage: once.sh SECONDS NAME LAUNCHER ... -- JOB.yaml [key=value ...]\n"
+    assert (done.stdout, done.stderr) == ("", usage)
+
+
 def test_a_site_that_is_missing_is_told_in_one_line(here):
     job = once(here, "0", "x", HPCFL_SITE="none.sh")
     said, _ = job.communicate(timeout=60)

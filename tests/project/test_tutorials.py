@@ -155,11 +155,13 @@ def test_the_quadratics(shell):
     assert not absent(table, shell(report))
     assert Path("runs/quadratics.png").stat().st_size
 
-    drift, sweep = INDENTED.findall(QUADRATICS)
+    drift, sweep, prepare, concrete = INDENTED.findall(QUADRATICS)
     lines = shell(drift)
     assert Path("drift.png").stat().st_size
     assert any(line.startswith("| scaffold ") for line in lines)
     assert len(shell(f"{sweep} --dry-run")) > 20  # each a process: seconds
+    assert prepare == "hpcfl data prepare concrete --root data"  # from the network
+    assert any(line.startswith("| scaffold ") for line in shell(f"{concrete} --dry-run"))
 
 
 @pytest.mark.slow

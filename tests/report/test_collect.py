@@ -93,7 +93,7 @@ def test_a_pattern_also_matches_the_files_beside_a_run(sweep):
 
 
 def test_a_folder_without_runs(tmp_path):
-    with pytest.raises(JobError, match=r"no job\.yaml here"):
+    with pytest.raises(JobError, match=r"is empty, so this is no run"):
         collect_runs([tmp_path])
 
 

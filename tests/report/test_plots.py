@@ -400,6 +400,18 @@ def test_many_curves_are_parted_by_splits_and_told_apart(tmp_path, drawn):
         assert legend(axes) == methods[::-1]  # as the curves end, the highest first
 
 
+def test_data_without_a_partition_have_their_name_in_the_title(tmp_path, drawn):
+    methods = ["fedavg", "fedprox", "scaffold", "feddyn", "fedcm", "fedhbm", "mime", "mimelite"]
+    runs = [
+        seeded(f"{kind}-{name}", 0, 0.1, at, **{
+            "algorithm.name": name, "data.kind": "quadratics", "data.partition.kind": kind,
+        })
+        for kind in (None, "pooled") for at, name in enumerate(methods)
+    ]  # fmt: skip
+    plot(runs, tmp_path / "x.png", "drift")
+    assert [axes.get_title() for axes in drawn[0].axes] == ["quadratics", "pooled"]
+
+
 def test_one_method_over_many_splits_stays_in_one_panel(tmp_path, drawn):
     runs = [
         seeded(f"a{alpha}", 0, 0.1, 1.0, **{

@@ -89,8 +89,17 @@ def test_the_first_of_equally_good_rounds_is_the_best(run_dir):
 
 
 def test_a_directory_that_is_no_run(tmp_path):
-    with pytest.raises(JobError, match=r"no job\.yaml here, so this is no run directory"):
-        read_run(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    states = {
+        ".": "no job.yaml here", "file": "is a file", "empty": "is empty",
+        "absent": "no such directory",
+    }  # fmt: skip
+    for name, said in states.items():
+        path = tmp_path / name
+        with pytest.raises(JobError) as caught:
+            read_run(path)
+        assert str(caught.value).startswith(f"{path}: {said}, so this is no run directory; name ")
 
 
 @pytest.mark.parametrize("job", ["rounds: 4\n", "rounds: [\n", "7\n", "\n"])

@@ -50,7 +50,7 @@ def test_a_run_that_diverged(job, tmp_path, hpcfl):
     assert (start["outcome"]["ending"], start["outcome"]["round"]) == ("diverged", 1)
     assert start["ended"] >= start["time"]
     assert "| 0/4 diverged |" in hpcfl("report", run).text
-    assert hpcfl("status", run.parent).out[-1] == "1 runs: 1 diverged"
+    assert hpcfl("status", run.parent).out[-1] == "1 run: 1 diverged"
     assert f"ended       {said['ended']}"[:60] in hpcfl("watch", run).text
 
 

@@ -193,6 +193,18 @@ def three_outputs():
     return nn.Linear(6, 3)
 
 
+def ends_in_softmax():
+    return nn.Sequential(nn.Linear(6, 3), nn.Softmax(1))
+
+
+def ends_in_log_softmax():
+    return nn.Sequential(nn.Linear(6, 3), nn.LogSoftmax(1))
+
+
+def ends_in_sigmoid():
+    return nn.Sequential(nn.Linear(6, 3), nn.Sigmoid())
+
+
 @pytest.fixture
 def run(tmp_path):
     def played(model, labels=Y, name="run", overrides=None, **changes):
@@ -303,6 +315,18 @@ def test_shared_frozen_weights_are_no_skipped_ones(run, tmp_path, capsys):
     hpcfl.export(first.directory, state_dict=file)
     run(FrozenHidden, name="two", overrides={"model.init": str(file)})
     assert "left out" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "noted"),
+    [(ends_in_softmax, 1), (ends_in_log_softmax, 0), (ends_in_sigmoid, 0), (three_outputs, 0)],
+)
+def test_outputs_that_are_probabilities_are_noted(model, noted, run, hpcfl, capsys):
+    result = run(model, name="first")
+    line = "are probabilities (in [0, 1], of sum 1), but the loss cross_entropy applies softmax to"
+    assert capsys.readouterr().err.count(line) == noted
+    checked = hpcfl("check", result.directory / "job.yaml", "--data").text
+    assert checked.count(line) == noted
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])

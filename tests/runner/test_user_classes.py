@@ -429,6 +429,19 @@ class Empty(FedAvg):
 
 
 @own
+class Short(FedAvg):
+    def finish(self, y, local, state):  # here: Short
+        return Upload(y), state
+
+
+@own
+class Bound(FedAvg):
+    @staticmethod
+    def direction(point, local, grad, *more, scale=1.0):
+        return grad(point)
+
+
+@own
 class Late(FedAvg):
     """Fails in round 2."""
 
@@ -731,6 +744,17 @@ def test_a_class_of_the_users_is_told_of_where_hpcfl_stumbles(module, job, refus
     line = refused("check", job, override(module, "algorithm", "Empty"))
     assert line.startswith("JobError: algorithm.name: mine.Empty: its dry round failed in broadc")
     assert "Empty.broadcast returns a NoneType; expected a NamedTuple with x" in line
+
+
+@pytest.mark.parametrize("data", [[], ["--data"]])
+def test_a_hook_with_other_arguments_is_told_the_expected_ones(module, job, refused, data):
+    line = refused("check", job, override(module, "algorithm", "Short"), *data)
+    assert f"in finish {line_of(module, 'Short')}: Short.finish takes" in line
+    assert "takes (y, local, state), expected (y, local, message, state, client)" in line
+
+
+def test_a_hook_may_name_its_arguments_otherwise(module, job, hpcfl):
+    assert hpcfl("check", job, override(module, "algorithm", "Bound"), "--data").code == 0
 
 
 def test_memory_that_cannot_be_had_is_of_the_job():

@@ -104,8 +104,9 @@ def test_keys_of_one_last_name_are_told_in_full(sweep):
         ("local.lr: 1.0e-3", "local.lr: 1e-3", "s.yaml:8: local.lr: found '1e-3', expected a num"),
         ("seed: [0", "seeds: [0", 's.yaml:9: seeds: a job has no "seeds"'),
         ("seed: [0, 7]", "seed: [0, x]", "s.yaml:9: seed: found 'x', expected a whole number"),
-        ("seed: [0, 7]", "seed: [7, 7]", "s.yaml:5: two runs are called 'avg-seed7'"),
-        ("seed: [0, 7]", "seed: []", "s.yaml:9: grid.seed: found [], expected a list of values"),
+        ("seed: [0, 7]", "seed: [7, 7]", "s.yaml:9: grid.seed: 7 occurs twice; remove one"),
+        ("seed: [0, 7]", "seed: []", "s.yaml:9: grid.seed: found [], expected a list of values or "
+         "a mapping of named points that is not empty"),
         ("seed: [0, 7]", "seed: 7", "s.yaml:9: grid.seed: found 7, expected a list of values"),
         ("seed: [0, 7]", "data: [{}]", "s.yaml:9: grid.data: {} makes no name of a directory"),
         ("avg:", "a/b:", "s.yaml:5: 'a/b' names a directory"),
@@ -114,7 +115,8 @@ def test_keys_of_one_last_name_are_told_in_full(sweep):
         ("grid:", "grids:", 's.yaml:3: a sweep has no "grids" (it has job, set, grid, only, ranks'),
         ("grid:", "ranks: 0\ngrid:", "s.yaml:3: ranks: found 0, expected a whole number"),
         ("job: base.yaml", "job: 3", "s.yaml:1: job: found 3, expected a job's file"),
-        ("base.yaml", "other.yaml", "other.yaml: cannot be read: No such file"),
+        ("job: base.yaml\n", "", "s.yaml: job: missing, expected a job's file or the name of a "),
+        ("base.yaml", "other.yaml", "s.yaml:1: job: other.yaml: cannot be read: No such file"),
         ("rounds: 3", "cohort.size: 11", "s.yaml:5: avg-seed0: cohort"),
         ("name: fedavg", "name: centralized", "s.yaml:5: avg-seed0: algorithm.name: centralized "),
         ("set: {", "set: {data.clients: null, data.partition: {kind: pooled}, cohort.size: 2, ",
@@ -139,6 +141,18 @@ def test_the_base_may_be_a_packaged_job(sweep):
 
 def test_the_nearest_name_is_told(refused):
     assert refused(SWEEP.replace("beta: 0.5", "bet: 0.5")).endswith("did you mean beta?")
+
+
+@pytest.mark.parametrize(
+    ("axis", "meant"),
+    [("lr: [0.1, 0.2]", "local.lr"), ("method: [fedavg, scaffold]", "algorithm.name")],
+)
+def test_an_axis_with_a_list_is_a_key(refused, axis, meant):
+    line = refused(f"job: base.yaml\ngrid:\n  {axis}\n")
+    assert line.startswith(f's.yaml:3: {axis.partition(":")[0]}: a job has no "')
+    assert line.endswith(
+        f"did you mean {meant}? (an axis with a list of values is a key of the job)"
+    )
 
 
 def test_a_mistake_on_the_command_line(refused):

@@ -104,8 +104,11 @@ def set_up(job: Settings) -> dict[str, str]:
 
 
 def _split(job: Settings) -> str:
-    """Which examples a client holds: "dirichlet 0.3", "symmetric dirichlet 0.3", "iid, colour"."""
-    kind = str(job.get("data.partition.kind"))
+    """Which examples a client holds: "dirichlet 0.3", "symmetric dirichlet 0.3", "iid, colour".
+
+    Of data without a partition, such as quadratics, their name.
+    """
+    kind = str(job.get("data.partition.kind") or job.get("data.kind"))
     count = job.get("data.partition.examples") or job.get("data.max_examples")
     words = [kind]
     if kind == "dirichlet":
