@@ -128,12 +128,11 @@ def test_scaffold_on_cifar10():
 def test_scaffold_with_a_factor():
     page = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
     rows = list(map(cells, re.findall(r"^\|.*\|$", section(page, "Shakespeare"), re.M)))
-    head, _, *runs = rows[:8]
+    head, _, *runs = rows[:9]
     rounds = [int(number) for number in " ".join(head).split() if number.isdigit()][:5]
     assert rounds == [20, 40, 60, 80, 100]
-    for (name, *values), record in zip(
-        runs, ("fedavg", "scaffold", "scale-2", "scale-10", "scale-100", "option-1"), strict=True
-    ):
+    records = "fedavg scaffold scale-2 scale-10 scale-100 option-1 first-gradient".split()
+    for (name, *values), record in zip(runs, records, strict=True):
         curve = dict(read_run(RUNS / "shakespeare" / record).curve("test_accuracy"))
         expected = [100 * curve[t] for t in rounds if t in curve]
         found = [float(value) for value in values[:5] if value]
@@ -162,8 +161,9 @@ def test_shakespeare():
     head, _, *runs = map(cells, table.splitlines())
     rounds = [int(number) for title in head[1:7] for number in re.findall(r"\d+", title)]
     assert rounds == [20, 60, 100, 150, 200, 250]
-    # Names that end in a number are of other seeds, and of the tests of a factor.
-    names = {p.name for p in SHAKESPEARE.iterdir() if not re.search(r"-\d+$", p.name)}
+    # Names that end in a number are of other seeds, and of what was tried with SCAFFOLD.
+    others = r"-\d+$|first-gradient"
+    names = {p.name for p in SHAKESPEARE.iterdir() if not re.search(others, p.name)}
     assert {name for name, *_ in runs} == names
     for name, *values, first in runs:
         curve = accuracies(f"shakespeare/{name}")
