@@ -131,7 +131,15 @@ def test_scaffold_with_a_factor():
     head, _, *runs = rows[:9]
     rounds = [int(number) for number in " ".join(head).split() if number.isdigit()][:5]
     assert rounds == [20, 40, 60, 80, 100]
-    records = "fedavg scaffold scale-2 scale-10 scale-100 option-1 first-gradient".split()
+    records = [
+        "fedavg",
+        "scaffold",
+        "scale-2",
+        "scale-10",
+        "scale-100",
+        "option-1",
+        "first-gradient",
+    ]
     for (name, *values), record in zip(runs, records, strict=True):
         curve = dict(read_run(RUNS / "shakespeare" / record).curve("test_accuracy"))
         expected = [100 * curve[t] for t in rounds if t in curve]
