@@ -8,7 +8,7 @@ folder.  A callback may change them, on which later rounds would depend; and a r
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,8 @@ def _folder() -> str | None:
 
 def _set_folder(path: str | None) -> None:
     if path is not None:
-        os.chdir(path)
+        with suppress(FileNotFoundError):  # it was deleted meanwhile: there is no way back
+            os.chdir(path)
 
 
 def _default_device() -> torch.device | None:

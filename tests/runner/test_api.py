@@ -52,6 +52,18 @@ def test_torch_is_left_as_it_was(tmp_path):
         torch.set_num_threads(1)
 
 
+def test_a_run_outlives_the_folder_that_it_was_started_in(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    class Removes(hpcfl.Callback):
+        def round(self, record, model):
+            (tmp_path / "here").rmdir()
+
+    done = hpcfl.run(JOB, {"rounds": 1}, out=tmp_path / "run", callbacks=[Removes()])
+    assert done.rounds == 1
+
+
 def test_run_and_resume_as_often_as_one_likes(tmp_path):
     first = hpcfl.run(JOB, out=tmp_path / "a")
     second = hpcfl.run(JOB, ["local.lr=0.2"], out=tmp_path / "b")
