@@ -128,7 +128,7 @@ def test_scaffold_on_cifar10():
 def test_scaffold_with_a_factor():
     page = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
     rows = list(map(cells, re.findall(r"^\|.*\|$", section(page, "Shakespeare"), re.M)))
-    head, _, *runs = rows[:9]
+    head, _, *runs = rows[:11]
     rounds = [int(number) for number in " ".join(head).split() if number.isdigit()][:5]
     assert rounds == [20, 40, 60, 80, 100]
     records = [
@@ -139,6 +139,8 @@ def test_scaffold_with_a_factor():
         "scale-100",
         "option-1",
         "first-gradient",
+        "fedavg-lr-2",
+        "scaffold-lr-2",
     ]
     for (name, *values), record in zip(runs, records, strict=True):
         curve = dict(read_run(RUNS / "shakespeare" / record).curve("test_accuracy"))
