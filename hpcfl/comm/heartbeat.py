@@ -162,8 +162,7 @@ def are_written(root: Path) -> bool:
 
     before, deadline = present(), time.monotonic() + WATCHED_S
     while before and time.monotonic() < deadline:
-        now = present()
-        if any(now.get(path, old) != old for path, old in before.items()):
+        if any(before.get(path) != heartbeat for path, heartbeat in present().items()):
             return True
         time.sleep(POLL_S)
     return False

@@ -85,7 +85,7 @@ def _require_signature(algorithm: Algorithm, hook: str) -> None:
         return
     expected = list(signature(getattr(Algorithm, hook)).parameters)[1:]  # without self
     try:
-        found = signature(own)
+        found = signature(own, follow_wrapped=False)
     except ValueError:  # a function of C may have none
         return
     try:

@@ -74,10 +74,21 @@ _SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]] = (
 @contextmanager
 def settings_restored() -> Iterator[None]:
     """Leave the settings of the process as they were before the block."""
-    before = [read() for read, _ in _SETTINGS]
+    before = [_value(read) for read, _ in _SETTINGS]
     try:
         yield
     finally:
         for (read, set_value), value in zip(_SETTINGS, before, strict=True):
-            if read() != value:
+            if value is not _UNREADABLE and _value(read) != value:
                 set_value(value)
+
+
+_UNREADABLE = object()
+
+
+def _value(read: Callable[[], Any]) -> Any:
+    """The value of a setting; torch does not tell one that was set by its newer interface."""
+    try:
+        return read()
+    except RuntimeError:
+        return _UNREADABLE

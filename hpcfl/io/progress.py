@@ -241,7 +241,8 @@ def has_bars(console: Console) -> bool:
 
     FORCE_COLOR makes rich take a file for a terminal, too, which bars would fill.
     """
-    terminal = console.file.isatty() or "TTY_INTERACTIVE" in os.environ
+    is_terminal = getattr(console.file, "isatty", None)  # a stream of a notebook may lack it
+    terminal = (is_terminal is not None and is_terminal()) or "TTY_INTERACTIVE" in os.environ
     return terminal and console.is_interactive
 
 

@@ -92,7 +92,8 @@ class BlockGradients:
         inputs = pair.inputs
         if inputs.is_floating_point() and torch.equal(inputs[0], inputs[1]):
             # Statistics of a batch are the same whatever copies of one example it has.
-            pair = pair._replace(inputs=torch.stack([inputs[0], 2 * inputs[1] + 1]))
+            other = inputs[1].flatten().flip(0).view_as(inputs[1])  # values of the data's own
+            pair = pair._replace(inputs=torch.stack([inputs[0], other]))
         grads = []
         for padding in (0, 1):
             inputs, labels = (

@@ -260,7 +260,10 @@ class Gradient:
 
 def clipped(gradients: Tensor, clip: float) -> Tensor:
     """Gradients [..., P], each scaled down to the norm ``clip`` if it is longer."""
-    norms = gradients.norm(dim=-1, keepdim=True)
+    norms: Tensor = gradients.norm(dim=-1, keepdim=True)
+    if norms.device.type == "cpu" and not norms.isinf().any():
+        factors: Tensor = clip / norms
+        return gradients * factors.clamp(max=1.0)
     # The squares of finite numbers may be beyond float32, and a client would stand still.
     wide = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True, dtype=torch.float64)
     factors = torch.where(norms.isinf(), (clip / wide).to(norms.dtype), clip / norms)

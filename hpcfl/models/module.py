@@ -82,7 +82,14 @@ class Module(ModelConfig):
                     "or pass its class"
                 )
             module = read_module(Path(self.of), Path(self.code) if self.code else None)
-            return module.apply(_draw)  # children first, as a layer may set their parameters
+            drawn: set[nn.Module] = set()
+
+            def draw_once(layer: nn.Module) -> None:  # two layers may share one
+                if layer not in drawn:
+                    drawn.add(layer)
+                    _draw(layer)
+
+            return module.apply(draw_once)  # children first, as a layer may set their parameters
         make = self._make()
         given = {"input_shape": input_shape, "outputs": outputs}
         known = {name: given[name] for name in taken(make, self.of, self.arguments)}

@@ -214,6 +214,6 @@ def _remove(lock: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # not empty: another rank's folder is there
         if not folder.exists():
-            lock.unlink()
+            lock.unlink(missing_ok=True)  # gone already where there are no locks
         for empty in list(lock.parents)[:3]:  # the rank's, the session's, the run's
             empty.rmdir()
