@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,32 +24,46 @@ def autocast_bfloat16(device_type: str) -> Iterator[None]:
     Where oneDNN has no bfloat16 kernels, torch uses kernels of its own.  Only ``nn.LSTM`` calls
     oneDNN nevertheless and fails; on such processors it runs without oneDNN.
 
-    On a GPU torch's autocast runs the recurrent layers ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` in
-    float16, whatever type it is told, and small gradients would vanish there.  They run in the
-    parameters' own precision instead.
+    On a GPU torch's autocast always computes ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` in float16, in
+    which small gradients become zero.  Here they keep the precision of their parameters.
 
     Args:
         device_type: "cpu" or "cuda", where the model computes.
     """
     rnn: AbstractContextManager[object] = nullcontext()
     if device_type == "cuda":
-        rnn = RnnWithoutAutocast(device_type)
+        rnn = rnn_without_autocast(device_type)
     elif not onednn_has_bfloat16():
-        rnn = _LstmWithoutOneDnn()
+        rnn = _Replaced((torch._VF.lstm,), _without_onednn)
     with torch.autocast(device_type, torch.bfloat16), rnn:
         yield
 
 
-class RnnWithoutAutocast(TorchFunctionMode):
-    """Runs ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` in the precision of their weights.
+def rnn_without_autocast(device_type: str) -> TorchFunctionMode:
+    """A context in which recurrent layers compute in the precision of their weights.
 
     Args:
         device_type: for which autocast is on.
     """
+    recurrent = (torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu)
+    return _Replaced(recurrent, partial(_without_autocast, device_type))
 
-    def __init__(self, device_type: str) -> None:
+
+class _Replaced(TorchFunctionMode):
+    """A context in which some functions of torch are called by another function.
+
+    Args:
+        functions: of torch.
+        call: takes one of them and its arguments.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Callable[..., Any]],
+        call: Callable[[Callable[..., Any], Sequence[Any]], Any],
+    ) -> None:
         super().__init__()
-        self._device_type = device_type
+        self._functions, self._call = functions, call
 
     def __torch_function__(
         self,
@@ -57,18 +72,19 @@ class RnnWithoutAutocast(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call ``func``; of a recurrent layer, with inputs of its weights' type."""
-        if func not in _RECURRENT:
-            return func(*args, **(kwargs or {}))
-        # The arguments of a padded batch are inputs, state, weights and settings; those of a packed
-        # one have the batch sizes, which are integers, second.
-        weights = next(arg for arg in reversed(args) if isinstance(arg, list | tuple))
-        dtype = weights[0].dtype
-        with torch.autocast(self._device_type, enabled=False):
-            return func(*(_as(arg, dtype) for arg in args), **(kwargs or {}))
+        """Call ``func``, or replace it; recurrent layers give positional arguments alone."""
+        if func in self._functions:
+            return self._call(func, args)
+        return func(*args, **(kwargs or {}))
 
 
-_RECURRENT = (torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu)
+def _without_autocast(device_type: str, func: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Call a recurrent layer with inputs and states of its weights' type."""
+    # The arguments of a padded batch are inputs, state, weights and settings; those of a packed one
+    # have the batch sizes, which are integers, second.
+    weights = next(arg for arg in reversed(args) if isinstance(arg, list | tuple))
+    with torch.autocast(device_type, enabled=False):
+        return func(*(_as(arg, weights[0].dtype) for arg in args))
 
 
 def _as(argument: Any, dtype: torch.dtype) -> Any:
@@ -80,23 +96,12 @@ def _as(argument: Any, dtype: torch.dtype) -> Any:
     return argument
 
 
-class _LstmWithoutOneDnn(TorchFunctionMode):
-    """Runs ``nn.LSTM`` by torch's own cells; the backward pass follows from the forward pass."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call ``func``, without oneDNN if it is the LSTM."""
-        if func is not torch._VF.lstm:
-            return func(*args, **(kwargs or {}))
-        # Not torch.backends.mkldnn.flags, which sets unrelated flags too and warns about them.
-        enabled = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(False)
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            torch._C._set_mkldnn_enabled(enabled)
+def _without_onednn(func: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Call an LSTM by torch's own cells; the backward pass follows from the forward pass."""
+    # Not torch.backends.mkldnn.flags, which sets unrelated flags too and warns about them.
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        return func(*args)
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)

@@ -45,9 +45,13 @@ def make_client_store(
         if disk is None:
             return permanent
         own = ScratchFolder(Path(disk), root.parent, rank, session, name)
-        scratch = Hdf5Store(
-            own.path, rank, session, clients, schema, cache, row_per_round=row_per_round
-        )
+        try:
+            scratch = Hdf5Store(
+                own.path, rank, session, clients, schema, cache, row_per_round=row_per_round
+            )
+        except BaseException:
+            own.close()
+            raise
         return ScratchStore(scratch, permanent, own)
 
     if kept.own.fields and kept.shared.fields:

@@ -41,6 +41,27 @@ def test_forced_colours_draw_no_bar_into_a_file(monkeypatch):
     assert len(lines_of(Clock(), [record(t) for t in range(1, 6)], seconds=1.5)) == 5
 
 
+class NoTerminal:
+    """A stream with the methods that a program needs to print, and no more."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+        return len(text)
+
+    def flush(self):
+        """There is no buffer."""
+
+
+def test_a_stream_need_not_say_whether_it_is_a_terminal():
+    stream = NoTerminal()
+    with open_progress("digits", 2, 0, 0, stream=stream, clock=Clock()) as progress:
+        progress.round(record(1))
+    assert stream.text.startswith("digits round 1/2")
+
+
 def test_about_one_line_a_second_when_rounds_are_quick():
     lines = lines_of(Clock(), [record(t) for t in range(1, 501)], seconds=1 / 128)
     assert [int(line.split()[2].split("/")[0]) for line in lines] == [1, 129, 257, 385]

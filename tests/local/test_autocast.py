@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl.local.autocast import RnnWithoutAutocast, autocast_bfloat16, onednn_has_bfloat16
+from hpcfl.local.autocast import autocast_bfloat16, onednn_has_bfloat16, rnn_without_autocast
 
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 """Makes a newer x86 processor compute like one that has AVX2 alone."""
@@ -66,7 +66,7 @@ def test_recurrent_layers_keep_their_precision_under_the_autocast_of_a_gpu(layer
     packed = nn.utils.rnn.pack_padded_sequence(sequence, [6, 4, 3], batch_first=True)
     with torch.autocast("cpu", torch.bfloat16):
         halved = dense(sequence)
-        with RnnWithoutAutocast("cpu"):
+        with rnn_without_autocast("cpu"):
             found, _ = recurrent(halved)
             found_packed, _ = recurrent(packed)
         assert torch.is_autocast_enabled("cpu")

@@ -42,6 +42,19 @@ def test_a_run_whose_heartbeats_are_rewritten_is_alive(folder, files, monkeypatc
         folder.lock()
 
 
+def test_a_session_that_begins_meanwhile_is_alive(folder, files, monkeypatch):
+    """It removes the heartbeats of the session before."""
+    monkeypatch.setattr(heartbeat, "WATCHED_S", 600.0)
+
+    def begin(_):
+        new = Heartbeats(folder.ranks, "89abcdef", 0)
+        new.begin()
+        new.open(RankProgress())
+
+    monkeypatch.setattr(heartbeat.time, "sleep", begin)
+    assert folder.is_locked()
+
+
 def test_a_run_whose_heartbeats_stay_as_they_are_has_ended(folder, files):
     assert not folder.is_locked()
     with folder, pytest.warns(UserWarning, match="no locks on this file system"):

@@ -52,6 +52,16 @@ def test_torch_is_left_as_it_was(tmp_path):
         torch.set_num_threads(1)
 
 
+def test_a_precision_of_torchs_newer_interface_is_no_obstacle(tmp_path):
+    """torch raises where such a setting is read by the older interface."""
+    before = torch.backends.fp32_precision
+    torch.backends.fp32_precision = "tf32"
+    try:
+        assert hpcfl.run(JOB, out=tmp_path / "run").rounds == 2
+    finally:
+        torch.backends.fp32_precision = before
+
+
 def test_a_run_outlives_the_folder_that_it_was_started_in(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -190,6 +190,21 @@ def test_random_initialisations_of_a_kept_transformer(tmp_path):
         assert torch.equal(first, second) == constant, name
 
 
+def test_a_layer_that_two_others_share_is_drawn_once(tmp_path, monkeypatch):
+    drawn = []
+    draw = nn.Linear.reset_parameters
+    monkeypatch.setattr(
+        nn.Linear, "reset_parameters", lambda self: (drawn.append(self), draw(self))
+    )
+    shared = nn.Linear(5, 5)
+    net = nn.Sequential(nn.Sequential(shared), nn.ReLU(), nn.Sequential(shared), nn.Linear(5, 4))
+    result = hpcfl.run({**JOB, "rounds": 1}, model=net, data=data(), out=tmp_path / "run")
+    job = load(result.directory / "job.yaml").job
+    drawn.clear()
+    job.model.build((5,), 4)
+    assert len(drawn) == len(set(map(id, drawn))) == 2
+
+
 def test_a_function_is_told_the_shape(tmp_path):
     checked = hpcfl.check(JOB, model=make_net, data=data(), load=True)
     assert checked.parameters == 24

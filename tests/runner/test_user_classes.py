@@ -26,6 +26,7 @@ from hpcfl.runner.preflight import try_algorithm, try_classes
 ROOT = Path(__file__).parents[2]
 
 CLASSES = '''\
+import functools
 import random
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -434,6 +435,21 @@ class Short(FedAvg):
         return Upload(y), state
 
 
+def with_scale(hook):
+    @functools.wraps(hook)
+    def scaled(self, *args):
+        return hook(self, *args, 1.0)
+
+    return scaled
+
+
+@own
+class Scaled(FedAvg):
+    @with_scale
+    def direction(self, point, local, grad, client, scale):
+        return scale * grad(point)
+
+
 @own
 class Bound(FedAvg):
     @staticmethod
@@ -753,8 +769,9 @@ def test_a_hook_with_other_arguments_is_told_the_expected_ones(module, job, refu
     assert "takes (y, local, state), expected (y, local, message, state, client)" in line
 
 
-def test_a_hook_may_name_its_arguments_otherwise(module, job, hpcfl):
-    assert hpcfl("check", job, override(module, "algorithm", "Bound"), "--data").code == 0
+@pytest.mark.parametrize("name", ["Bound", "Scaled"])
+def test_a_hook_may_name_its_arguments_otherwise(name, module, job, hpcfl):
+    assert hpcfl("check", job, override(module, "algorithm", name), "--data").code == 0
 
 
 def test_memory_that_cannot_be_had_is_of_the_job():

@@ -139,14 +139,15 @@ def test_a_rank_waits_until_another_has_removed_them(folder, monkeypatch):
     def slowly(path, **options):
         if path == dead.path:
             other.start()
-            first.wait()
+            assert first.wait(60)
             assert asked == [fcntl.LOCK_EX]  # it waits, as this thread holds the lock
         remove(path, **options)
 
     monkeypatch.setattr("fcntl.flock", told)
     monkeypatch.setattr("shutil.rmtree", slowly)
     folder("run", "a")
-    other.join()
+    other.join(60)
+    assert not other.is_alive()
     assert not dead.path.exists()
     assert own[0].path.exists()
 
@@ -187,6 +188,9 @@ def test_nothing_is_removed_where_there_are_no_locks(folder, monkeypatch):
     monkeypatch.setattr("fcntl.flock", refuse)
     during = folder("third", "during")
     assert before.path.exists()
+    alone = folder("fourth", "alone")
+    alone.close()
+    assert not alone.path.parents[2].exists()  # the run's
     monkeypatch.setattr("fcntl.flock", flock)
     folder("run", "a")
     assert during.path.exists()
