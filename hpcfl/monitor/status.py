@@ -9,6 +9,7 @@ from typing import Literal
 from hpcfl.comm.heartbeat import Heartbeat, read_report
 from hpcfl.errors import DiskError, JobError, one_line
 from hpcfl.io.files import present, readable
+from hpcfl.io.threads import map_in_threads
 from hpcfl.monitor.facts import (
     LATE_S,
     RECENT,
@@ -86,8 +87,11 @@ def _folder_status(root: Path, found: Found) -> str:
     """A line for each of several runs, and how many are in each state."""
     states, lines = Counter[str](), []
     diverged = 0
-    for path, failed in found.runs.items():
-        state, text, marked = _run_line(path, path.relative_to(root), failed=failed)
+
+    def line(path: Path) -> tuple[str, str, bool]:
+        return _run_line(path, path.relative_to(root), failed=found.runs[path])
+
+    for state, text, marked in map_in_threads(line, found.runs):
         states[state] += 1
         diverged += marked
         lines.append(f"{state:<12} {text}")

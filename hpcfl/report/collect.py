@@ -12,6 +12,7 @@ from typing import NamedTuple
 from hpcfl.errors import DiskError, StoreError, file_error
 from hpcfl.io.atomic import PART
 from hpcfl.io.files import READABLE, has, present, readable
+from hpcfl.io.threads import map_in_threads
 from hpcfl.report.same_inputs import with_common_paths
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.run_dir.record import RunRecord, read_run, with_history
@@ -102,7 +103,7 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
         JobError: there is no run in one of them.
         StoreError: a file of a run is damaged.
     """
-    runs: list[RunRecord] = []
+    groups: list[tuple[Path, list[tuple[Path, bool]], Path]] = []
     notes: list[str] = []
     beside = {Path(f"{path}{end}") for path in paths for end in (".log", ".yaml")}
     for path in paths:
@@ -112,14 +113,20 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
         found = find_runs(path)
         notes += found.unreadable
         started = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}
-        for root in dict.fromkeys(folder.parent for folder in started or [path]):
-            inside = [folder for folder in started or [path] if folder.parent == root]
-            read = [_read(folder, notes, failed=started.get(folder, False)) for folder in inside]
-            runs += read
-            # If one run of a sweep was given, the others' states are of no interest.
-            events = read_sweep_log(root) if root != path.parent else None
-            if events:
-                notes += _sweep_notes(root, read, events)
+        started = started or {path: False}
+        for root in dict.fromkeys(folder.parent for folder in started):
+            siblings = [item for item in started.items() if item[0].parent == root]
+            groups.append((root, siblings, path))
+    read = iter(map_in_threads(_read, [item for _, siblings, _ in groups for item in siblings]))
+    runs: list[RunRecord] = []
+    for root, siblings, path in groups:
+        answers = [next(read) for _ in siblings]
+        notes += [note for _, note in answers if note]
+        runs += [run for run, _ in answers]
+        # If one run of a sweep was given, the others' states are of no interest.
+        events = read_sweep_log(root) if root != path.parent else None
+        if events:
+            notes += _sweep_notes(root, [run for run, _ in answers], events)
     return CollectedRuns(with_common_paths(runs), notes)
 
 
@@ -197,17 +204,20 @@ def _may_hold_runs(folder: Path) -> bool:
     return not folder.is_symlink() or (folder / SWEEP_LOG).is_file()
 
 
-def _read(folder: Path, notes: list[str], *, failed: bool) -> RunRecord:
+def _read(started: tuple[Path, bool]) -> tuple[RunRecord, str | None]:
+    """Read a run, given its folder and whether its sweep saw it fail; and why it has no history."""
+    folder, failed = started
+    note = None
     with readable(folder):
         run = read_run(folder)
         try:
             run = with_history(run, RunDir(folder).history_entries())
         except (StoreError, DiskError) as e:  # its log can be reported all the same
-            notes.append(str(e))
+            note = str(e)
         if run.finished:
-            return run
+            return run, note
         alive = RunDir(folder).is_locked()
-    return replace(run, fate=state(run, alive=alive, failed=failed))
+    return replace(run, fate=state(run, alive=alive, failed=failed)), note
 
 
 def _planned(root: Path) -> set[str]:

@@ -13,6 +13,7 @@ from hpcfl.errors import JobError
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
+from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import PLACES, is_mutable
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import as_override, as_shell_word, in_own_run, replace_kept
@@ -46,7 +47,11 @@ def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
         JobError: a directory holds a run of another job, or one that is alive.
         StoreError: a file of a run is damaged.
     """
-    return [_entry(point, RunDir(root / point.name)) for point in sweep.points]
+
+    def entry(point: Point) -> PendingRun:
+        return _entry(point, RunDir(root / point.name))
+
+    return map_in_threads(entry, sweep.points)
 
 
 def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
@@ -82,7 +87,8 @@ def runs_table(runs: Sequence[PendingRun]) -> str:
         }
         made.add_row(point.name, action_text[action], "  ".join(point.overrides))
     finished = sum(todo.action == "skip" for todo in runs)
-    return f"{render_tables(made, width=10_000)}\n{len(runs)} runs, {finished} of them finished"
+    count = f"{len(runs)} run{'s' * (len(runs) != 1)}, {finished} of them finished"
+    return f"{render_tables(made, width=10_000)}\n{count}"
 
 
 def _entry(point: Point, folder: RunDir) -> PendingRun:

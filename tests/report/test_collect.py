@@ -2,11 +2,14 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from threading import Event, Lock
 
 import pytest
 
 from hpcfl.errors import JobError
+from hpcfl.monitor.status import status
 from hpcfl.report.collect import collect_runs, find_runs
+from hpcfl.run_dir.layout import RunDir
 from tests.rundirs import events_of, log_of, planned, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"
@@ -49,6 +52,24 @@ def test_where_the_runs_of_a_sweep_stand(sweep):
         f"{sweep}/b: failed: exit code 3: the loss is nan",
         f"{sweep}/e: failed: exit code 2: no such data",
     ]
+
+
+@pytest.mark.parametrize("command", [status, lambda root: collect_runs([root])])
+def test_runs_that_may_be_alive_are_watched_at_the_same_time(sweep, command, monkeypatch):
+    """Where files cannot be locked, each run's heartbeats are watched for seconds."""
+    asked, lock, three_were_asked = [], Lock(), Event()
+
+    def is_locked(folder):
+        with lock:
+            asked.append(folder.root.name)
+            if len(asked) == 3:
+                three_were_asked.set()
+        assert three_were_asked.wait(60), f"only {asked} were watched at once"
+        return False
+
+    monkeypatch.setattr(RunDir, "is_locked", is_locked)
+    command(sweep)
+    assert {"b", "c", "d"} <= set(asked)
 
 
 def test_jobs_written_ahead_are_points_too(sweep):

@@ -67,7 +67,7 @@ def test_some_points_are_played(file, tmp_path, hpcfl):
     assert (done.code, done.out) == (0, []), done.err
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["seed3", "seed4"]
     listed = hpcfl("sweep", file, "--out", root, "--points", "4", "--dry-run", "rounds=2").text
-    assert "1 runs, 1 of them finished" in listed
+    assert "1 run, 1 of them finished" in listed
 
 
 @pytest.mark.parametrize("points", ["5-6", "3-2"])
