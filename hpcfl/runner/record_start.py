@@ -44,6 +44,11 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
     keys = (*KEYS_OF_BITS, *KEYS_OF_FAST_BITS) if fast else KEYS_OF_BITS
     for line in _branch_notes(session):
         progress.note(line)
+    if done and not before:
+        progress.note(
+            f"{folder.history}: holds no earlier start; expected one, as {done} rounds are done. "
+            "What changed since, of the settings, versions or your own code, is not known"
+        )
     for warning in change_warnings(before, facts, keys):
         progress.note(warning)
     for line in _edited(before.get("code", {}), code, done):

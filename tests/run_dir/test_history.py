@@ -102,6 +102,17 @@ def test_a_run_that_was_killed(job, tmp_path, hpcfl, monkeypatch):
         (session / name).unlink()
 
 
+def test_a_history_that_was_deleted_is_missed(job, tmp_path, hpcfl):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "rounds=2", "--out", run).code == 0
+    (run / "history.jsonl").unlink()
+    done = hpcfl("resume", run, "rounds=4")
+    assert done.code == 0
+    assert "holds no earlier start; expected one, as 2 rounds are done" in "\n".join(done.err)
+    again = hpcfl("resume", run, "rounds=5")  # it has one now
+    assert (again.code, "no earlier start" in "\n".join(again.err)) == (0, False)
+
+
 def test_a_history_of_an_earlier_version_is_read_and_continued(job, tmp_path, hpcfl):
     """Its sessions are called lives, its notes are what was told."""
     run = tmp_path / "run"
