@@ -19,13 +19,13 @@ from torch.utils import deterministic
 def _folder() -> str | None:
     try:
         return os.getcwd()  # noqa: PTH109 - a str is compared faster
-    except FileNotFoundError:  # it was deleted
+    except OSError:  # it was deleted, is stale on a network file system, or may not be read
         return None
 
 
 def _set_folder(path: str | None) -> None:
     if path is not None:
-        with suppress(FileNotFoundError):  # it was deleted meanwhile: there is no way back
+        with suppress(OSError):  # it is out of reach by now: there is no way back
             os.chdir(path)
 
 

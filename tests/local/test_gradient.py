@@ -90,6 +90,12 @@ def test_clips_a_gradient_whose_squares_are_beyond_float32(shape):
     assert clipped(torch.full(shape, math.inf), 0.5).isnan().all()  # it has diverged
 
 
+def test_a_gradient_is_clipped_alike_whatever_the_block_s_other_clients_have():
+    one = torch.randn(1000)
+    beside = [clipped(torch.stack([one, other]), 0.5)[0] for other in (-one, 1e25 * one)]
+    assert torch.equal(*beside)
+
+
 def test_clips_nothing_of_a_zero_gradient():
     model = nn.Linear(2, 1, bias=False).double()
     gradient = Gradient(model, lambda out, labels: (0 * out).sum(), clip=1.0)
