@@ -236,9 +236,8 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     spread = f"{_between(low, high)} a client, median {median}"
     apart = f", {components.split.note}" if components.split.note else ""
     yield "examples", f"{spread}; {sizes.sum()} in all{apart}, {tests} for testing"
-    population = components.clients
-    steps = [int(population.task(client, 0).client.steps) for client in range(len(population))]
-    yield "steps", f"K = {_between(min(steps), max(steps))}"
+    steps = components.clients.steps_per_round
+    yield "steps", f"K = {_between(int(steps.min()), int(steps.max()))}"
     yield "parameters", f"{components.x0.numel()}{frozen_note(components.model)}"
     bytes_ = traffic(components.algorithm, components.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"

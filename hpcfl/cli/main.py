@@ -330,12 +330,8 @@ def _report(options: argparse.Namespace) -> None:
     from hpcfl.report.plots import Plot, PlotStyle
     from hpcfl.report.plots.figure import FigureSize
     from hpcfl.report.rounds_to_target import Target
-    from hpcfl.run_dir.log import NEW_NAMES
 
     size = FigureSize.parse(options.size)
-    if options.y in NEW_NAMES:
-        print(f"report: --y {options.y} is called {NEW_NAMES[options.y]} now", file=sys.stderr)
-        options.y = NEW_NAMES[options.y]
     targets = Target.from_options(options.target, options.target_accuracy)
     collected = collect_runs(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)

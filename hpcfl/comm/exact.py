@@ -54,8 +54,7 @@ class Exact(Reduction):
 
     @cached_property
     def _scratch(self) -> Tensor:
-        device = self._buffer.device
-        return torch.empty(_BLOCK[device.type], dtype=torch.float64, device=device)
+        return torch.empty(_BLOCK[self._device.type], dtype=torch.float64, device=self._device)
 
 
 def _shift(field: FieldBuffer) -> int:

@@ -3,16 +3,20 @@
 A rank that raised alone would leave the others waiting in their next collective.
 """
 
+import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
 from hpcfl.comm.base import Comm
 from hpcfl.errors import DiskError, HpcflError, RemoteRankError, as_disk_error, print_traceback
 from hpcfl.signals import interrupt_exit_code
+
+_Value = TypeVar("_Value")
 
 
 @contextmanager
@@ -42,6 +46,27 @@ def raise_collectively(comm: Comm) -> Iterator[None]:
         failed.collective = failed.speaker = True
         raise failed
     raise RemoteRankError(int(code), messages[comm.size - int(first)])
+
+
+def from_rank_0(comm: Comm, value: Callable[[], _Value]) -> _Value:
+    """Collective: call ``value`` on rank 0 alone, and return its result on every rank.
+
+    What rank 0 sees of a disk is thereby what all ranks go by: the others may see a network's file
+    system as it was some time ago.
+
+    Args:
+        comm: the group of ranks.
+        value: returns what JSON can hold; a tuple becomes a list.
+
+    Raises:
+        HpcflError: raised by ``value``, see ``raise_collectively``.
+    """
+    text = ""
+    with raise_collectively(comm):
+        if comm.rank == 0:
+            text = json.dumps(value())
+    found: _Value = json.loads(comm.bcast(text))
+    return found
 
 
 @contextmanager

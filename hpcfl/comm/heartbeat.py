@@ -28,7 +28,6 @@ WATCHED_S = 7.0  # longer than a rank takes between two heartbeats
 POLL_S = 0.2
 _TRIES = 10  # to read a file that is being written, which happens every few seconds
 REPORT = "report"  # the file in which one rank reports why the run ends
-OLD_REPORT = "told"  # its name in runs of earlier versions
 
 # Printed on a terminal, from a file that anybody may have written: no control characters.
 Plain = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")]
@@ -176,8 +175,7 @@ def read_report(root: Path) -> str:
         DiskError: the disk fails.
     """
     with readable(root):
-        reports = [*root.glob(f"*/{REPORT}"), *root.glob(f"*/{OLD_REPORT}")]
-        found = sorted(reports, key=lambda path: path.stat().st_mtime)
+        found = sorted(root.glob(f"*/{REPORT}"), key=lambda path: path.stat().st_mtime)
         return found[-1].read_text("utf-8", "replace").strip() if found else ""
 
 

@@ -6,6 +6,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -169,7 +170,13 @@ class Reduction(ABC):
     ) -> None:
         self._comm, self._dtype, self._uncounted = comm, dtype, uncounted
         self._layout = Layout.of(template, unweighted)
-        self._buffer = torch.empty(self._layout.numel, dtype=self.summed(dtype), device=device)
+        self._device = device
+
+    @cached_property
+    def _buffer(self) -> Tensor:
+        """[P], the sums; made when it is first needed, as many jobs take no full gradient."""
+        summed = self.summed(self._dtype)
+        return torch.empty(self._layout.numel, dtype=summed, device=self._device)
 
     def mean(
         self,
@@ -200,7 +207,7 @@ class Reduction(ABC):
             DivergedError: on every rank, before anything is summed, if an upload is not finite.
         """
         layout = self._layout
-        columns = layout.columns(uploads, self._buffer.device)
+        columns = layout.columns(uploads, self._device)
         factors = layout.factors(weights)
         # Every upload has one shape.  A rank without a client learns its size by the maximum.
         size = max((self._bytes(upload) for upload in uploads), default=0)

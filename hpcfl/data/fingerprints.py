@@ -61,13 +61,6 @@ class InputNames:
         key, _, rest = name.partition("/")
         return str(self._places[key] / rest) if key in self._places else name
 
-    def with_names(self, inputs: Digests) -> Digests:
-        """Digests of a checkpoint under names; earlier versions recorded them under paths."""
-        return {
-            name if name.partition("/")[0] in self._places else self._name(Path(name)): digest
-            for name, digest in inputs.items()
-        }
-
 
 class Fingerprints:
     """Reads a job's input files by threads of its own while the job is loaded; a context manager.
@@ -164,7 +157,6 @@ def require_same(
     Raises:
         DataError: one is another, is missing, or came on top.
     """
-    before = names.with_names(before)
     name = _differing(before, now)
     if name is None:
         return

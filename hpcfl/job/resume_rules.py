@@ -8,7 +8,7 @@ A job is given by its values under their dotted keys: {"local.lr": 0.1, ...}.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from shlex import quote
@@ -62,15 +62,16 @@ def input_places(job: Settings) -> dict[str, str]:
     return {key: job[key] for key in PLACES if isinstance(job.get(key), str)}
 
 
-def earlier_job_fingerprint(job: Settings) -> str:
-    """The fingerprint in checkpoints of versions in which ``PLACES`` must not change."""
-    bound = (key for key in job if key in PLACES or not is_mutable(key, job))
-    return _fingerprint({key: job[key] for key in bound})
-
-
 def is_mutable(key: str, job: Settings) -> bool:
     """Whether no past round of this job depended on the key."""
     return not _why(key, job) and any(f"{key}.".startswith(f"{free}.") for free in MUTABLE)
+
+
+def immutable_changes(before: Settings, after: Settings) -> Iterator[tuple[str, str, str]]:
+    """Those of ``changed`` that a resume must not make: past rounds depend on the key."""
+    for change in changed(before, after):
+        if not (is_mutable(change[0], before) and is_mutable(change[0], after)):
+            yield change
 
 
 def mutable_settings(job: Settings) -> dict[str, Any]:
@@ -112,20 +113,17 @@ def require_mutable(
     Raises:
         JobError: the first such key.
     """
-    for key, found, asked in changed(before, after):
-        if not (is_mutable(key, before) and is_mutable(key, after)):
-            why = _why(key, before) or _why(key, after)
-            alone = (key, asked) == ("executor", "sequential") and before["block_size"]
-            change = f"{_as_override(key, after)}{' block_size=null' if alone else ''}"
-            to_branch = (
-                f"`hpcfl resume {quote(str(run))} {change} --round T --out NEW` branches it at "
-            )
-            cure = f"{to_branch}a kept round T; or " if _is_branchable(key, before, after) else ""
-            raise JobError(
-                f"{origin}: {key}: is {found} in {run}, asked for is {asked}, which would "
-                f"change past rounds{f' ({why})' if why else ''}; {cure}"
-                f"{_new_run(run, change)}"
-            )
+    for key, found, asked in immutable_changes(before, after):
+        why = _why(key, before) or _why(key, after)
+        alone = (key, asked) == ("executor", "sequential") and before["block_size"]
+        change = f"{_as_override(key, after)}{' block_size=null' if alone else ''}"
+        to_branch = f"`hpcfl resume {quote(str(run))} {change} --round T --out NEW` branches it at "
+        cure = f"{to_branch}a kept round T; or " if _is_branchable(key, before, after) else ""
+        raise JobError(
+            f"{origin}: {key}: is {found} in {run}, asked for is {asked}, which would "
+            f"change past rounds{f' ({why})' if why else ''}; {cure}"
+            f"{_new_run(run, change)}"
+        )
 
 
 def _as_override(key: str, job: Settings) -> str:

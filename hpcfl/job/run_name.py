@@ -11,15 +11,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hpcfl.io.files import has
 from hpcfl.job.settings import SEED, flatten
 from hpcfl.job.yaml_file import COMMAND_LINE, JobFile, override
 
 LONGEST = 80  # characters of what follows the job's name
 RUNS = Path("runs")
 _METHOD = "algorithm.name"
-# The values of these keys say of what they are.
-_TELLING = ("name", "kind", "task", "precision")
+# Keys whose value is clear without the key: fedhbm, not name-fedhbm.
+_VALUE_ALONE = ("name", "kind", "task", "precision")
 # Keys that mean something in their section alone: cohort_size5, evaluate_every10.
 _VAGUE = ("size", "every", "last", "keep", "share", "dir", "path", "root", "of", "init", "seed")
 _ODD = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -56,18 +55,10 @@ def run_name(job: str | Path, overrides: Sequence[str], objects: Sequence[str] =
 def run_directory(job: str | Path, overrides: Sequence[str]) -> Path:
     """The default directory of a run.
 
-    It is the one that earlier versions took, with a digest of the overrides, where that holds a run
-    and the present one does not.
-
     Raises:
         JobError: an override is malformed.
     """
-    present = RUNS / run_name(job, overrides)
-    digest = blake2b("\0".join(sorted(overrides)).encode(), digest_size=3).hexdigest()
-    former = RUNS / f"{Path(job).stem}-{digest}"
-    if overrides and has(former, "job.yaml") and not has(present, "job.yaml"):
-        return former
-    return present
+    return RUNS / run_name(job, overrides)
 
 
 def _sections(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -86,7 +77,7 @@ def _part(key: str, value: Any) -> str:
     *above, last = key.split(".")
     label = "_".join([*above[-1:], last]) if last in _VAGUE else last
     text = _text(value)
-    if last in _TELLING:
+    if last in _VALUE_ALONE:
         return text
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{label}{'' if number and not label[-1:].isdecimal() else '-'}{text}"

@@ -146,16 +146,6 @@ def rename_old_keys(file: JobFile) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def add_earlier_values(file: JobFile) -> None:
-    """Give keys that a run of an earlier version lacks the values that it had in effect.
-
-    Other keys take their defaults, and those of the task; these would be other values.
-    """
-    model = file.tree.get("model")
-    if isinstance(model, dict) and model.get("name") == "resnet20":
-        model.setdefault("random", "torch")
-
-
 def write_resolved(tree: Mapping[str, Any]) -> bytes:
     """The job.yaml of a run directory."""
     return add_checksum(yaml.safe_dump(tree, sort_keys=False).encode())

@@ -16,7 +16,7 @@ from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
 from hpcfl.runner.components import Components
 from hpcfl.runner.disk_budget import DiskBudget, disk_budget
-from hpcfl.runner.schedule_usage import ScheduleUsage, most_trained, simulate_schedule, state_bytes
+from hpcfl.runner.schedule_usage import ScheduleUsage, most_trained, simulate_schedule
 
 
 class RankShare(NamedTuple):
@@ -109,15 +109,15 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
     """
     job, schema, population = components.job, components.schema, components.clients
     usage = simulate_schedule(components, ranks)
-    own, shared = state_bytes(components)
-    steps = [int(population.task(i, 0).client.steps) for i in range(len(population))]
+    kept = components.stored_state
+    steps = population.steps_per_round
     return Plan(
         parameters=components.x0.numel(),
         vector=nbytes(schema.message.x),
         population=len(population),
         rounds=job.rounds,
         visits=usage.visits,
-        steps=(min(steps), max(steps)),
+        steps=(int(steps.min()), int(steps.max())),
         gradients=schema.gradients,
         full_gradient_rounds=full_gradient_rounds(components),
         full_gradients=full_gradients(components),
@@ -127,8 +127,8 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         traffic=traffic(components.algorithm, schema),
         warm_start=_warm_start_traffic(components),
         counted=components.algorithm.traffic_note,
-        own=own,
-        shared=shared,
+        own=kept.own.bytes,
+        shared=kept.shared.bytes,
         server=nbytes(schema.server),
         disk_budget=disk_budget(components, usage),
         shares=tuple(

@@ -18,7 +18,6 @@ from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.report.runs import by_run
 from hpcfl.report.seeds import by_seed
 from hpcfl.report.table import Report, Value
-from hpcfl.run_dir.log import NEW_NAMES
 from hpcfl.run_dir.record import RunRecord
 
 LAYOUTS = ("runs", "seeds", "paper", "chosen", "hours")
@@ -88,7 +87,7 @@ def report_runs(
     table = arranged(runs, layout, Target.from_options([], target_accuracies))
     notes = [*collected.notes]
     if plot is not None:
-        drawn = Plot(runs, [plot], NEW_NAMES.get(y, y), x)
+        drawn = Plot(runs, [plot], y, x)
         drawn.draw()
         notes += drawn.notes
     return RunsReport(runs, table.values, notes, plain(table) + timing.table(runs))

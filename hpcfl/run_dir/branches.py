@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Self
 from hpcfl.errors import StoreError
 from hpcfl.io import checksum
 from hpcfl.io.files import parse_json, read_bytes
-from hpcfl.job.resume_rules import is_mutable
-from hpcfl.job.settings import Settings, changed, written
+from hpcfl.job.resume_rules import immutable_changes
+from hpcfl.job.settings import Settings, written
 
 
 class Branch(NamedTuple):
@@ -34,8 +34,7 @@ class Branch(NamedTuple):
         """
         changes = [
             {"key": key, "before": before.get(key), "after": after.get(key)}
-            for key, _, _ in changed(before, after)
-            if not (is_mutable(key, before) and is_mutable(key, after))
+            for key, _, _ in immutable_changes(before, after)
         ]
         return cls(str(parent.absolute()), round, tuple(changes))
 

@@ -43,17 +43,14 @@ from hpcfl.io.code_file import KEPT
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock_now
-from hpcfl.job.resume_rules import earlier_job_fingerprint, is_mutable, job_fingerprint
+from hpcfl.job.resume_rules import immutable_changes, job_fingerprint
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
     LARGEST_FILE,
-    RENAMED_SETTINGS,
     JobFile,
-    add_earlier_values,
     plain,
     read_resolved,
     relative_to_run,
-    rename_old_keys,
     write_resolved,
 )
 from hpcfl.run_dir.manifest import BEST, BRANCHES, INITIAL, committed_folders, require_format
@@ -61,7 +58,6 @@ from hpcfl.types import Vector
 
 SWEEP_LOG = "sweep.log"
 """The log of a sweep, in the directory that holds the sweep's runs."""
-RENAMED_KEYS = {"life": "session", "told": "notes"}  # of the history, by earlier versions
 
 
 class RunDir:
@@ -169,8 +165,8 @@ class RunDir:
     def _difference(self, tree: dict[str, Any], content: bytes) -> str | None:
         """What makes job.yaml another job than ``tree``, for a message; None if it is the same.
 
-        It is the same by its bytes, or by its values under keys of earlier versions.  Before the
-        first round the keys that a resume may change do not count: there is nothing they change.
+        Before the first round the keys that a resume may change do not count: there is nothing they
+        change.
         """
         if read_bytes(self.job, "remove it, or choose another with --out") == content:
             return None
@@ -184,7 +180,7 @@ class RunDir:
         differing = [*changed(*jobs)]
         if not differing:
             return ""
-        bound = [c for c in differing if not all(is_mutable(c[0], job) for job in jobs)]
+        bound = [*immutable_changes(*jobs)]
         if not bound and self.is_unbegun:
             return None
         key, there, here = (bound or differing)[0]
@@ -331,21 +327,18 @@ class RunDir:
         return write_resolved(relative_to_run(tree, self.root))
 
     def read_job(self) -> JobFile:
-        """Read the resolved job; keys of earlier versions get their present names.
+        """Read the resolved job.
 
         Raises:
             StoreError: job.yaml was changed, or another version of hpcfl wrote it.
             JobError: it is no YAML mapping.
         """
         try:
-            file = read_resolved(self.job)
+            return read_resolved(self.job)
         except StoreError:
             for folder in committed_folders(self.checkpoints):
                 require_format(folder)
             raise
-        rename_old_keys(file)
-        add_earlier_values(file)
-        return file
 
     def write_initial(self, x0: Vector) -> dict[str, int]:
         """Write the initial model.
@@ -417,19 +410,7 @@ class RunDir:
     @cached_property
     def job_fingerprint(self) -> str:
         """A digest of the settings that a resume must not change."""
-        return job_fingerprint(self._settings)
-
-    def earlier_job_fingerprint(self, places: Mapping[str, str]) -> str:
-        """The same as earlier versions wrote it, with the paths of the inputs.
-
-        Args:
-            places: these paths by their keys; those that are absent are the job's.
-        """
-        return earlier_job_fingerprint({**self._settings, **places})
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return flatten(relative_to_run(self.read_job().tree, self.root))
+        return job_fingerprint(flatten(relative_to_run(self.read_job().tree, self.root)))
 
 
 def history_text(entries: Iterable[Mapping[str, Any]]) -> bytes:
@@ -438,7 +419,7 @@ def history_text(entries: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    """Parse a line of the history; keys of earlier versions get their present names.
+    """Parse a line of the history.
 
     Raises:
         ValueError, TypeError: it is damaged.
@@ -451,12 +432,6 @@ def _entry(line: bytes) -> dict[str, Any]:
     for key, kind in (("round", int), ("settings", dict)):
         if not isinstance(entry.get(key, kind()), kind):
             raise TypeError(f"{key} is {entry[key]!r}")
-    for old, new in RENAMED_KEYS.items():
-        if old in entry:
-            entry[new] = entry.pop(old)
-    for old, new in RENAMED_SETTINGS.items():
-        if old in entry.get("settings", {}):
-            entry["settings"][new] = entry["settings"].pop(old)
     return entry
 
 

@@ -148,15 +148,6 @@ _RESTORE = (
 )
 
 
-NEW_NAMES: Mapping[Any, str] = {
-    "objective": "train_objective",
-    "own_accuracy_mean": "local_model_accuracy_mean",
-    "own_accuracy_worst_decile": "local_model_accuracy_worst_decile",
-    "own_clients": "local_model_clients",
-}
-"""Keys of the logs of earlier versions, which are read by their present names."""
-
-
 class LogReader:
     """Reads a log to which a run may be appending; parses every line once."""
 
@@ -205,4 +196,4 @@ class LogReader:
             values = value if key == OF_RANKS and isinstance(value, list) else [value]
             if not {type(value) for value in values} <= {int, float, NoneType}:
                 raise StoreError(f"{where}: {key} is {value!r:.60}, expected a number")
-        return {NEW_NAMES.get(key, key): value for key, value in entry.items()}
+        return entry

@@ -57,10 +57,6 @@ METRIC_KEYS = (
 """The keys of a metric of the user's, for its name."""
 
 
-_ADDED: Settings = {"local.momentum": 0.0, "local.nesterov": False, "data.validation": None}
-"""Keys that a run of an earlier version lacks, and the values that it had in effect."""
-
-
 ChosenOn = Literal["validation", "test"]
 """The examples whose scores decide which round is the best."""
 
@@ -291,7 +287,7 @@ def read_job(path: Path) -> RunRecord:
             f"{folder.job}: not the resolved job of a run (needs algorithm.name, rounds and "
             f"evaluate.last): {error}"
         ) from error
-    settings, branches = _with_added(flatten(job)), read_branches(folder.branches)
+    settings, branches = flatten(job), read_branches(folder.branches)
     if branches:
         settings = {**settings, BRANCH: "; ".join(branch.course for branch in branches)}
     return RunRecord(path, algorithm, rounds, window, (), settings, branches=branches)
@@ -305,8 +301,3 @@ def _what(path: Path) -> str:
     with suppress(OSError):  # it may not be listed
         empty = not any(path.iterdir())
     return "is empty" if empty else "no job.yaml here"
-
-
-def _with_added(settings: Settings) -> Settings:
-    """The settings, so that a run of an earlier version is one of the same job as those of this."""
-    return {**settings, **{key: v for key, v in _ADDED.items() if key not in settings}}

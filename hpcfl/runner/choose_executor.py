@@ -4,9 +4,9 @@ Rank 0 measures before round 1 and broadcasts its choice, which is then the job'
 job.yaml too: the bits of the results depend on it, so a resume must not choose again.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import torch
 
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.base import Comm
-from hpcfl.comm.failure import raise_collectively
+from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.errors import ClientError, JobError
 from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
@@ -74,11 +74,7 @@ def choose_executor(
             size = components.job.block_size or size
         line = f"executor: {job.executor}, as this run chose before"
         return with_executor(components, job.executor, size), line
-    text = ""
-    with raise_collectively(comm):
-        if comm.rank == 0:
-            text = json.dumps(_measure(components, comm.size))
-    choice = Choice(*json.loads(comm.bcast(text)))
+    choice = Choice(*from_rank_0(comm, partial(_measure, components, comm.size)))
     size = choice.block_size if choice.executor == "block" else None
     return with_executor(components, choice.executor, size), str(choice)
 
@@ -90,7 +86,7 @@ def with_executor(
     loaded = components.loaded
     job = replace(loaded.job, executor=executor, block_size=block_size)
     tree = {**loaded.tree, "executor": executor, "block_size": block_size}
-    return replace(components, loaded=replace(loaded, job=job, tree=tree))
+    return components.changed(loaded=replace(loaded, job=job, tree=tree))
 
 
 def check_block_executor(components: Components) -> None:
@@ -106,6 +102,8 @@ def check_block_executor(components: Components) -> None:
             step_timer(two, two.executor(two.gradient()), 1)()
         except ClientError as e:
             raise components.block_error(e) from e
+        finally:
+            components.clients.pop_elapsed_s()  # round 1 must not count these batches
 
 
 def _measure(components: Components, ranks: int) -> Choice:
@@ -121,6 +119,7 @@ def _measure(components: Components, ranks: int) -> Choice:
         return Choice("sequential", size, sequential_s, None, why=str(e))
     idle = idle_share(components, ranks, size)
     block_s /= 1 - idle
+    components.clients.pop_elapsed_s()  # round 1 must not count these batches
     faster: ExecutorName = "block" if block_s < sequential_s else "sequential"
     return Choice(faster, size, sequential_s, block_s, idle)
 

@@ -119,6 +119,13 @@ class Components:
             full_batch=self.job.evaluate.batch_size,
         )
 
+    def changed(self, **changes: Any) -> "Components":
+        """These components with another job or initial model, over the same copy of the data."""
+        made = replace(self, **changes)
+        if "clients" in vars(self):  # a new pool would copy the data to the device once more
+            vars(made)["clients"] = self.clients
+        return made
+
     @property
     def weights(self) -> NDArray[np.float64]:
         """[N], the weight of every client."""
@@ -383,15 +390,18 @@ def build_run(
     work = c.examples_per_round if job.balance == "steal" else None
     balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
     groups = c.warm_start_groups
-    once = None if work is None else np.array(c.clients.examples, dtype=np.int64)
-    dealt = Balance(groups.__getitem__, len(groups), owner, once, comm.rank, comm.size)
+    group_work = None if work is None else np.array(c.clients.examples, dtype=np.int64)
+    group_balance = Balance(
+        groups.__getitem__, len(groups), owner, group_work, comm.rank, comm.size
+    )
 
     def group_assignment(group: int) -> Assignment:
-        # Numbered below the rounds: states sent for the group after the last are not round 0's.
-        return dealt.assignment(group)._replace(round=group - len(groups) - 1)
+        # Negative: RemoteClientStates recognises received states by this number, and those of the
+        # empty group after the last one must not be taken for round 0's.
+        return group_balance.assignment(group)._replace(round=group - len(groups) - 1)
 
     states = ClientStates(store, c.schema.client_state, c.stored_state, c.first_state, c.device)
-    shipped = work is not None and bool(c.stored_state.fields)
+    sends_states = work is not None and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
         schema=c.schema,
@@ -410,7 +420,7 @@ def build_run(
             clients=c.clients,
             executor=executor,
             states=RemoteClientStates(states, c.stored_state, comm, c.device)
-            if shipped
+            if sends_states
             else states,
             weights=c.weights,
         ),

@@ -30,7 +30,7 @@ from hpcfl.errors import DataError, JobError, StoreError, described, file_error
 from hpcfl.io.atomic import PART, write_by
 from hpcfl.io.code_file import KEPT, KeptName, digest_of, execute, is_kept_name, load_code
 from hpcfl.job.registry import REGISTRIES
-from hpcfl.job.run_name import run_name
+from hpcfl.job.run_name import RUNS, run_name
 from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
 from hpcfl.job.yaml_file import (
     COMMAND_LINE,
@@ -191,7 +191,7 @@ def load_job(
     name = run_name(file.name, texts, [*objects.kept.contents])
     if copies:
         objects.keep_named()
-    root = (out or Path("runs") / name).absolute()
+    root = (out or RUNS / name).absolute()
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
     for file_name, (source, what) in objects.code.items():
         require_same(_executed(root / KEPT / file_name, source, what), what)

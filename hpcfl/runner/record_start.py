@@ -127,13 +127,18 @@ def list_kept_rounds(session: RankSession, progress: Progress) -> None:
 
 
 @contextmanager
-def record_outcomes(session: RankSession) -> Iterator[None]:
-    """Write the outcome of the block into the history, on rank 0; `hpcfl status` shows it."""
+def record_outcomes(session: RankSession, done: int) -> Iterator[None]:
+    """Write the outcome of the block into the history, on rank 0; `hpcfl status` shows it.
+
+    Args:
+        session: of this start.
+        done: rounds completed before the block.
+    """
     outcome = Outcome("finished", session.components.job.rounds, "")
     try:
         yield
     except BaseException as e:
-        outcome = outcome_of(e, session.comm.progress.round)
+        outcome = outcome_of(e, max(done, session.comm.progress.round))
         raise
     finally:
         if session.comm.rank == 0:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcfl.checkpoint import buffers
 from hpcfl.checkpoint.format import read_kept, read_server
 from hpcfl.checkpoint.verify import verify_states
-from hpcfl.comm.failure import raise_collectively
+from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.engine.schema import dry_round
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS, write_file
@@ -73,19 +73,8 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     if folder.root != request.source.root:
         request = _copy(session, request)
         verify_all = False  # the states were compared as they were copied
-    names = ""
-    with raise_collectively(comm):
-        if comm.rank == 0:
-            folder.lock()
-            if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
-                raise JobError(f"{folder.job}: was changed while it was read; resume again")
-            folder.history_entries()  # fails now, not when this start is added, if it is damaged
-            kept = request.checkpoint_rounds(folder, session.inputs)
-            prune(folder.checkpoints)
-            _require_older_whole(folder.checkpoints, kept)
-            names = " ".join(map(str, kept))
+    kept = from_rank_0(comm, lambda: _lock(session, request))
     comm.start_heartbeats(folder.ranks.absolute(), session.name)
-    kept = [int(name) for name in comm.bcast(names).split()]
     with raise_collectively(comm), request.suggest_older(kept):
         newest = find(folder.checkpoints, kept[-1])
         server = read_server(newest, components.schema.server, components.device)
@@ -115,6 +104,24 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     return StartPoint(server, newest.round, also_kept)
 
 
+def _lock(session: RankSession, request: ResumeRequest) -> list[int]:
+    """Lock the run on rank 0 and check its files; the rounds that are kept.
+
+    Raises:
+        JobError, StoreError, DataError: see ``ResumeRequest.checkpoint_rounds``; or a run is alive
+            in the directory, or a file is damaged.
+    """
+    folder = session.folder
+    folder.lock()
+    if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
+        raise JobError(f"{folder.job}: was changed while it was read; resume again")
+    folder.history_entries()  # fails now, not when this start is added, if it is damaged
+    kept = request.checkpoint_rounds(folder, session.inputs)
+    prune(folder.checkpoints)
+    _require_older_whole(folder.checkpoints, kept)
+    return kept
+
+
 def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
     """Collective: make the session's folder, a copy of the request's run, or a branch of it.
 
@@ -122,11 +129,7 @@ def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
         The request with the job of the copy.
     """
     comm, source = session.comm, request.source
-    names = ""
-    with raise_collectively(comm):
-        if comm.rank == 0:
-            names = " ".join(map(str, request.checkpoint_rounds(source, session.inputs)))
-    kept = [int(name) for name in comm.bcast(names).split()]
+    kept = from_rank_0(comm, lambda: request.checkpoint_rounds(source, session.inputs))
     with request.suggest_older(kept), raise_collectively(comm):
         at = find(source.checkpoints, kept[-1])
         check_files(at)
@@ -200,7 +203,7 @@ def _with_initial_model(components: Components, folder: RunDir, at: Checkpoint) 
     """The components with the initial model of the run in ``folder``, and its buffers."""
     check_run_files(at, folder.root)
     buffers.read(folder.buffers, components.buffers)
-    return replace(components, x0=folder.read_initial(components.x0).to(components.device))
+    return components.changed(x0=folder.read_initial(components.x0).to(components.device))
 
 
 def _require_older_whole(root: Path, kept: Sequence[int]) -> None:

@@ -13,14 +13,14 @@ from hpcfl.job import yaml_file
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.resume_rules import (
     differences,
+    immutable_changes,
     input_places,
-    is_mutable,
     require_branchable,
     require_mutable,
 )
 from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import Loaded, require_playable, typed
-from hpcfl.job.settings import Settings, changed, flatten
+from hpcfl.job.settings import Settings, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import find, rounds
@@ -78,17 +78,16 @@ class ResumeRequest:
         require = require_branchable if copied else require_mutable
         try:
             loaded = typed(file, run_name(file.name, overrides))
-        except JobError:  # such as of another algorithm, which has not the settings of the run's
+        except JobError:
+            # algorithm.name=X fails on the keys of the run's own algorithm; that the name must not
+            # change is the better message.
             require(before, {**before, **_named(flatten(file.tree))}, source.root, origin)
             raise
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
         require(before, after, source.root, origin)
         require_playable(loaded, file)
-        branch = any(
-            not (is_mutable(key, before) and is_mutable(key, after))
-            for key, _, _ in changed(before, after)
-        )
+        branch = any(immutable_changes(before, after))
         changes = {} if branch else differences(before, after)
         return cls(
             source,
@@ -107,12 +106,11 @@ class ResumeRequest:
             JobError: the run in ``source`` is of another job.
         """
         before, after = flatten(load_run(source).tree), flatten(loaded.tree)
-        for key, found, asked in changed(before, after):
-            if not (is_mutable(key, before) and is_mutable(key, after)):
-                raise JobError(
-                    f"{source.root}: holds a run of another job: {key} is {found} there, {asked} "
-                    "here; choose another directory with --out"
-                )
+        for key, found, asked in immutable_changes(before, after):
+            raise JobError(
+                f"{source.root}: holds a run of another job: {key} is {found} there, {asked} "
+                "here; choose another directory with --out"
+            )
         return cls(
             source, loaded, *_texts(source, differences(before, after)), None, verify_states=True
         )
@@ -134,15 +132,7 @@ class ResumeRequest:
             newest = find(folder.checkpoints, kept[-1])
         places = input_places(flatten(self.loaded.tree))
         before = input_places(flatten(load_run(folder).tree))
-        if newest.job not in (folder.job_fingerprint, folder.earlier_job_fingerprint(places)):
-            if newest.job == folder.earlier_job_fingerprint({}):
-                key, found, asked = next(changed(before, places))
-                raise JobError(
-                    f"{key}: is {found} in {folder.root}, asked for is {asked}, but "
-                    f"the checkpoint of round {newest.round} is of an earlier version of hpcfl and "
-                    f"needs the old path; make a link there, and change {key} after the next "
-                    "checkpoint"
-                )
+        if newest.job != folder.job_fingerprint:
             raise JobError(
                 f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
                 "back, or run the changed job into another directory"

@@ -129,8 +129,3 @@ def rows_until_checkpoint(components: Components, mine: NDArray[np.bool_], done:
         (components.stored_state.shared, rounds),
     )
     return [rows for part, rows in rows_by_part if part.fields]
-
-
-def state_bytes(components: Components) -> tuple[int, int]:
-    """Bytes of a client's own part of its state, and of the part that clients share."""
-    return components.stored_state.own.bytes, components.stored_state.shared.bytes

@@ -12,7 +12,7 @@ same on every rank, in this order:
     play the rounds              hpcfl.engine.loop
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from torch import nn
 
 from hpcfl.checkpoint import buffers
 from hpcfl.comm.connect import connect
-from hpcfl.comm.failure import group, raise_collectively
+from hpcfl.comm.failure import from_rank_0, group, raise_collectively
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
@@ -35,6 +35,7 @@ from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import present
 from hpcfl.io.progress import open_progress
 from hpcfl.job.resume_rules import input_places
+from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Loaded
 from hpcfl.job.settings import flatten
 from hpcfl.job.user_code import make_callbacks
@@ -116,7 +117,7 @@ def start(
         JobError: nothing was trained.
         DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
     """
-    folder = RunDir(out or Path("runs") / loaded.name)
+    folder = RunDir(out or RUNS / loaded.name)
     set_resumable(folder.root if continued else None)
     return _run(loaded, folder, continued=continued, kept=kept, callbacks=callbacks)
 
@@ -202,7 +203,7 @@ def _run(
             kept.require_alike(comm)
         ranks = discover_ranks(loaded, folder.root, comm)
         resumed = request is not None or (
-            continued and _seen_by_rank_0(comm, partial(_has_checkpoint, folder))
+            continued and from_rank_0(comm, partial(_has_checkpoint, folder))
         )
         named = [(type(callback).__qualname__, callback) for callback in callbacks]
         with raise_collectively(comm):
@@ -231,7 +232,7 @@ def _run(
         if components.job.executor == "auto":
             branch = request is not None and request.parent is not None
             # Also of a start that ended before its first checkpoint: its job is in the folder.
-            begun = not branch and _seen_by_rank_0(comm, partial(present, folder.job))
+            begun = not branch and from_rank_0(comm, partial(present, folder.job))
             components, line = choose_executor(components, comm, folder if begun else None)
             ranks = ranks.with_notes(line)
         # Rank 0 alone writes to the terminal, so it alone measures.
@@ -264,21 +265,6 @@ def _fetch_files(loaded: Loaded, folder: RunDir, kept: KeptFiles | None, *, resu
     fetch_data(loaded)
     if not resumed:
         fetch_model(loaded)
-
-
-def _seen_by_rank_0(comm: Watched, look: Callable[[], bool]) -> bool:
-    """Collective: whether rank 0 finds something on the disk.
-
-    The other ranks may see a network's file system as it was some time ago.
-
-    Raises:
-        JobError: raised by ``look``.
-    """
-    found = ""
-    with raise_collectively(comm):
-        if comm.rank == 0 and look():
-            found = "found"
-    return bool(comm.bcast(found))
 
 
 def _has_checkpoint(folder: RunDir) -> bool:
@@ -339,7 +325,7 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
     evaluation = Evaluation(job.evaluate, gradient, components.dataset, sets, clients, comm)
     with (
         open_progress(folder.root.name, job.rounds, done, comm.rank) as progress,
-        record_outcomes(session),
+        record_outcomes(session, done),
         session.recording(evaluation, progress, done),
     ):
         progress.note(

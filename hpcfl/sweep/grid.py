@@ -24,13 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.io.files import has
 from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Loaded, check, resolve_for_population
 from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
-from hpcfl.run_dir.layout import SWEEP_LOG
 
 KEYS = ("job", "set", "grid", "only", "ranks")
 MOST = 10_000  # runs: all are checked before the first one starts
@@ -78,13 +76,8 @@ class Sweep:
 
     @property
     def directory(self) -> Path:
-        """The default directory of its runs: runs/NAME, or runs/NAME-sweep if NAME is the job's.
-
-        Where runs/NAME holds a sweep already, as earlier versions began it, that is continued.
-        """
-        plain, apart = RUNS / self.name, RUNS / f"{self.name}-sweep"
-        began = has(plain, SWEEP_LOG) and not has(apart, SWEEP_LOG)
-        return apart if self.name == self.job.stem and not began else plain
+        """The default directory of its runs: runs/NAME, or runs/NAME-sweep if NAME is the job's."""
+        return RUNS / (f"{self.name}-sweep" if self.name == self.job.stem else self.name)
 
     def part(self, first: int, last: int) -> "Sweep":
         """Points ``first`` to ``last``, counted from 0, as far as there are any.

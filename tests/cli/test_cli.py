@@ -156,9 +156,6 @@ def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
     done = hpcfl("report", run, "--format", "csv", "--y", "train_loss")
     assert (done.code, done.err) == (0, ["plot: runs/report.png"])
     assert (tmp_path / "runs/report.png").exists()
-    old = hpcfl("report", run, "--format", "csv", "--y", "objective")
-    assert "report: --y objective is called train_objective now" in old.err
-    assert "no round in log.jsonl has 'train_objective'" in old.err[1]
     done = hpcfl("report", run, "--y", "drift")
     assert (done.code, done.out) == (2, [])  # checked before the tables
     assert "no round in log.jsonl has 'drift'" in done.err[0]

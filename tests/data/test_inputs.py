@@ -329,7 +329,6 @@ def test_names_of_files():
     ):
         assert names.of(InputFile(Path(path))) == name
         assert names.path(name) == path
-        assert names.with_names({path: "sha256:1", name: "sha256:1"}) == {name: "sha256:1"}
     assert names.of(InputFile(Path("/a/x"), label="digits")) == "digits"
     assert names.path("digits") == "digits"
 

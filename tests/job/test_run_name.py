@@ -63,24 +63,6 @@ def test_a_malformed_override():
         run_name("a.yaml", ["local.lr"])
 
 
-def test_a_run_in_a_directory_of_an_earlier_version_goes_on(job, tmp_path, monkeypatch, hpcfl):
-    """Earlier versions took a digest; without a run there, or with one in both, the name is new."""
-    monkeypatch.chdir(tmp_path)
-    former, present = tmp_path / "runs/job-153032", tmp_path / "runs/job-rounds2"
-    command = ["run", job, "rounds=2"]
-    assert hpcfl(*command, "--out", former).code == 0
-    assert hpcfl("check", job, "rounds=2", "--where").out == [f"runs/{former.name}"]
-    assert hpcfl(*command, "--continue").code == 0
-    assert not present.exists()
-    done = hpcfl(*command)
-    assert (done.code, "holds a run of this job already" in done.err[-1]) == (2, True)
-    former.rename(tmp_path / "other")
-    assert hpcfl(*command).code == 0
-    assert (present / "job.yaml").exists()
-    (tmp_path / "other").rename(former)
-    assert hpcfl("check", job, "rounds=2", "--where").out == [f"runs/{present.name}"]
-
-
 def test_two_jobs_of_one_name_do_not_share_a_directory(job, tmp_path, monkeypatch, hpcfl, refused):
     monkeypatch.chdir(tmp_path)
     assert hpcfl("run", job, "rounds=2", "seed=1").code == 0

@@ -1,18 +1,16 @@
 """How a start of a run ended: what the history, `hpcfl status` and `hpcfl report` say of it."""
 
-import json
 import os
 import shutil
 import signal
 
 import pytest
-import yaml
 
 import hpcfl as program
 from hpcfl.run_dir.history import Outcome, last_outcome
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.session import RankSession
-from tests.rundirs import cut_log, resolved, starts
+from tests.rundirs import cut_log, starts
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -71,6 +69,17 @@ def test_a_run_that_was_stopped_and_went_on(job, tmp_path, hpcfl, monkeypatch):
     assert [start["outcome"]["ending"] for start in starts(run)] == ["stopped", "finished"]
 
 
+def test_a_resume_that_is_stopped_before_its_first_round(job, tmp_path, hpcfl, monkeypatch):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    monkeypatch.setattr(
+        RankSession, "start_callbacks", lambda self, done: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    assert hpcfl("resume", run, "rounds=8").code == 75
+    outcome = starts(run)[-1]["outcome"]
+    assert (outcome["ending"], outcome["round"]) == ("stopped", 4)
+
+
 def test_a_run_that_failed(job, tmp_path, hpcfl, monkeypatch):
     run = tmp_path / "run"
     at_round(monkeypatch, 2, fail)
@@ -96,10 +105,8 @@ def test_a_run_that_was_killed(job, tmp_path, hpcfl, monkeypatch):
         "without a message: it was killed, its node was lost, or another "
     )
     (session,) = (run / "ranks").iterdir()
-    for name in ("told", "report"):  # the former by earlier versions
-        (session / name).write_text(f"{name}: rank 1 of 2 is gone\n")  # as the rank that notices
-        assert lines(hpcfl("status", run))["ended"] == f"{name}: rank 1 of 2 is gone"
-        (session / name).unlink()
+    (session / "report").write_text("rank 1 of 2 is gone\n")  # as the rank that notices
+    assert lines(hpcfl("status", run))["ended"] == "rank 1 of 2 is gone"
 
 
 def test_a_history_that_was_deleted_is_missed(job, tmp_path, hpcfl):
@@ -111,57 +118,6 @@ def test_a_history_that_was_deleted_is_missed(job, tmp_path, hpcfl):
     assert "holds no earlier start; expected one, as 2 rounds are done" in "\n".join(done.err)
     again = hpcfl("resume", run, "rounds=5")  # it has one now
     assert (again.code, "no earlier start" in "\n".join(again.err)) == (0, False)
-
-
-def test_a_history_of_an_earlier_version_is_read_and_continued(job, tmp_path, hpcfl):
-    """Its sessions are called lives, its notes are what was told."""
-    run = tmp_path / "run"
-    assert hpcfl("run", job, "--out", run).code == 0
-    folder, names = RunDir(run), {"session": "life", "notes": "told"}
-    (entry,) = folder.history_entries()
-    folder.write_history([{names.get(key, key): value for key, value in entry.items()}])
-    assert b'"life"' in folder.history.read_bytes()
-    assert folder.last_start == entry
-    assert "last start" in lines(hpcfl("status", run))
-    assert hpcfl("resume", run, "rounds=5").code == 0
-    assert [start["round"] for start in folder.history_entries()] == [0, 4]
-    assert b'"life"' not in folder.history.read_bytes()
-
-
-def use_old_key(path):
-    """As an earlier version wrote job.yaml."""
-    text = path.read_text().replace("  local_models:", "  own:")
-    assert "  own:" in text
-    path.write_bytes(resolved(text[: text.index("# Change a setting")]))
-
-
-def test_a_job_of_an_earlier_version_is_resumed(job, tmp_path, hpcfl):
-    """A new value of a key that the run has under its old name holds for all later starts."""
-    run = tmp_path / "run"
-    assert hpcfl("run", job, "--out", run).code == 0
-    folder = RunDir(run)
-    use_old_key(folder.job)
-    (entry,) = folder.history_entries()
-    entry["settings"]["evaluate.own"] = entry["settings"].pop("evaluate.local_models")
-    folder.write_history([entry])
-    done = hpcfl("resume", run, "rounds=5", "evaluate.local_models=true")
-    assert done.code == 0, done.err
-    assert "evaluate.local_models was false, is true after round 4" in done.err
-    assert yaml.safe_load(folder.job.read_text())["evaluate"]["local_models"] is True
-    assert "own:" not in folder.job.read_text()
-    assert "evaluate" not in hpcfl("resume", run, "rounds=6").err
-    assert "local_model_clients" in json.loads((run / "log.jsonl").read_text().splitlines()[-1])
-
-
-def test_a_start_of_an_earlier_version_without_a_checkpoint_is_replaced(job, tmp_path, hpcfl):
-    run = tmp_path / "run"
-    assert hpcfl("run", job, "--out", run).code == 0
-    shutil.rmtree(run / "checkpoints")
-    (run / "log.jsonl").unlink()
-    use_old_key(run / "job.yaml")
-    assert hpcfl("run", job, "--out", run, "seed=1").code == 2
-    assert hpcfl("run", job, "--out", run).code == 0
-    assert "own:" not in (run / "job.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.run_dir import log as runlog
 from hpcfl.run_dir import manifest
-from hpcfl.run_dir.log import NOTHING, LogReader, RunLog, require_log_prefix, truncate_log
+from hpcfl.run_dir.log import NOTHING, RunLog, require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import Checkpoint, prune
 from tests.rundirs import log_of
 
@@ -80,18 +80,3 @@ def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
     found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {manifest.BEST: 0}, {}, {})
     with pytest.raises(StoreError, match=r"best\.safetensors: cannot be read: No such .*older"):
         _ = found.best
-
-
-def test_old_names_of_scores_are_read_by_the_new_ones(tmp_path):
-    path = tmp_path / "log.jsonl"
-    log = RunLog(path)
-    log.write({"round": 1, "objective": 2.0, "own_accuracy_mean": 0.5, "own_clients": 3})
-    log.close()
-    assert LogReader(path).read() == (
-        {
-            "round": 1,
-            "train_objective": 2.0,
-            "local_model_accuracy_mean": 0.5,
-            "local_model_clients": 3,
-        },
-    )

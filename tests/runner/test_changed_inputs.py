@@ -11,7 +11,7 @@ import hpcfl as package
 from hpcfl.errors import DataError
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import committed, write_manifest
+from hpcfl.run_dir.manifest import committed
 from tests.parallel.outcome import outcome
 from tests.rundirs import text
 
@@ -196,29 +196,6 @@ def test_another_file_is_no_moved_one(moved, files, refused):
     data, split, _ = files
     assert str(data) in refused("resume", run, f"data.partition.path={data}")
     assert str(split) in refused("resume", run, f"data.path={split}")
-
-
-def test_at_a_checkpoint_of_an_earlier_version_they_stay(moved, files, hpcfl, refused):
-    """It records the inputs under their paths, and these are part of its job's fingerprint."""
-    run, whole, places = moved
-    (at,) = (found for found in committed(run / "checkpoints") if found.round == 2)
-    names = dict(zip(("data.path", "data.partition.path", "cohort.path"), files, strict=True))
-    earlier = at._replace(
-        job=RunDir(run).earlier_job_fingerprint({}),
-        inputs={str(names[key]): digest for key, digest in at.inputs.items()},
-    )
-    assert earlier.job != at.job
-    (at.folder / "manifest.json").write_bytes(write_manifest(earlier))
-    before = text(run)
-    line = refused("resume", run, *places)
-    assert line.startswith(f"JobError: cohort.path: is {files[2]} in {run}, asked ")
-    assert "the checkpoint of round 2 is of an earlier version" in line
-    assert text(run) == before
-    assert hpcfl("resume", run, "checkpoint.keep=9").code == 0
-    assert outcome(run) == whole
-    assert hpcfl("resume", run, *places, "rounds=5").code == 0
-    old = [f"{key}={file}" for key, file in names.items()]
-    assert hpcfl("resume", run, "--round", "2", *old).code == 0
 
 
 def test_the_same_content_is_the_same_file(job, tmp_path, hpcfl):

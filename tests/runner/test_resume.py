@@ -11,12 +11,10 @@ import yaml
 from safetensors.torch import load_file
 
 import hpcfl
-from hpcfl.job.schema import load
-from hpcfl.job.yaml_file import write_resolved
+from hpcfl.local.client_pool import ClientPool
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_job import load_run
 from hpcfl.run_dir.manifest import rounds
-from hpcfl.runner import environment
+from hpcfl.runner import components, environment
 from hpcfl.runner import resume as resuming
 from tests.parallel.outcome import outcome
 from tests.rundirs import damage_a_row, flip, log_of, segment, starts, text
@@ -354,18 +352,6 @@ def test_from_python(run, tmp_path):
     assert [record["round"] for record in result.log] == list(range(7))
 
 
-def test_a_resnet20_of_an_earlier_version_keeps_its_start(tmp_path):
-    """It began with torch's initial weights; the task now says Kaiming's."""
-    folder = RunDir(tmp_path)
-    tree = load(JOBS / "cifar10/fedavg_noniid.yaml", ["task=cifar10-resnet20"]).tree
-    assert tree["model"]["random"] == "kaiming"
-    folder.job.write_bytes(write_resolved(tree))
-    assert load_run(folder).tree["model"]["random"] == "kaiming"
-    del tree["model"]["random"]
-    folder.job.write_bytes(write_resolved(tree))
-    assert load_run(folder).tree["model"]["random"] == "torch"
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_a_server_only_run_has_the_files_of_earlier_versions(job, tmp_path, hpcfl, optimizer):
     """What mvr keeps besides is in no checkpoint of the others, or old runs could not go on."""
@@ -395,3 +381,21 @@ def test_a_resume_is_checked_like_a_start(job, tmp_path, hpcfl, refused, setting
     assert text(run) == before
     assert not copy.exists()
     assert hpcfl("resume", run, "rounds=5").code == 0
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_the_data_are_copied_to_the_device_once(job, tmp_path, hpcfl, monkeypatch, command):
+    """Trials before round 1, the chosen executor and the rounds have one pool of clients."""
+    run, pools = tmp_path / "run", []
+    if command == "resume":
+        assert hpcfl("run", job, "--out", run).code == 0
+
+    class Counted(ClientPool):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            pools.append(self)
+
+    monkeypatch.setattr(components, "ClientPool", Counted)
+    arguments = [job, "executor=auto", "--out", run] if command == "run" else [run, "rounds=6"]
+    assert hpcfl(command, *arguments).code == 0
+    assert len(pools) == 1

@@ -163,5 +163,5 @@ def test_a_failed_run_is_told_until_it_is_tried_again(job, here, hpcfl):
     )
     with (here / "runs/s/sweep.log").open("ab") as log:
         log.write(log_line("2026-01-02 03:04:05 resumed  wild: from round 0"))
-    RunDir(here / "runs/s/wild").add_to_history({"life": "again", "round": 0, "ranks": 1})
+    RunDir(here / "runs/s/wild").add_to_history({"session": "again", "round": 0, "ranks": 1})
     assert hpcfl("status", "runs/s").out[2] == "2 runs: 1 failed, 1 not running"
