@@ -70,7 +70,7 @@ def defined(function: Callable[..., Any]) -> str:
     return f" in {code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-def is_own_fault(error: BaseException, *called: object) -> bool:
+def is_fault_of_hpcfl(error: BaseException, *called: object) -> bool:
     """Whether an error is a fault of hpcfl: neither code nor a class of the user was involved.
 
     Such an error keeps its traceback.  Running out of memory is never a fault of hpcfl: the job
@@ -275,7 +275,6 @@ class ClientError(HpcflError):
     """
 
     def __init__(self, client: int, round: int, step: int | None, stage: str) -> None:
-        self.client, self.round, self.step, self.stage = client, round, step, stage
         where = f"client {client}, round {round}, " + (stage if step is None else f"step {step}")
         super().__init__(where)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,7 +18,7 @@ from hpcfl.bench.result import Measurement, Result, column
 from hpcfl.bench.round import built_in_jobs
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Loaded, load
-from hpcfl.plan.arithmetic import recurrent_operations
+from hpcfl.plan.arithmetic import RECURRENT
 from hpcfl.runner.choose_executor import WARM, step_timer, with_executor
 from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import device_of
@@ -28,34 +27,6 @@ SIZES = (10, 32)  # clients in a block
 TURNS = 7
 SIDE = 2048  # rows and columns of the matrices
 ALONE = "sequential"
-
-
-def _mkldnn_layer(
-    inputs: Sequence[int], of_inputs: Sequence[int], of_state: Sequence[int], *_: Any, **__: Any
-) -> int:
-    """The operations of a layer, from the shapes of its arguments."""
-    return recurrent_operations(inputs, (of_inputs, of_state))
-
-
-def _cudnn_layers(
-    inputs: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any
-) -> int:
-    """The operations of all layers at once, from the shapes of their arguments."""
-    return recurrent_operations(inputs, weights)
-
-
-def _backward(forward: Callable[..., int]) -> Callable[..., int]:
-    """Two products for each of the outputs': the gradients of its two factors."""
-    return lambda *args, **kwargs: 2 * forward(*args, **kwargs)
-
-
-# What FlopCounterMode does not know: recurrent layers that a library computes as a whole.
-RECURRENT = {
-    torch.ops.aten.mkldnn_rnn_layer: _mkldnn_layer,
-    torch.ops.aten.mkldnn_rnn_layer_backward: _backward(_mkldnn_layer),
-    torch.ops.aten._cudnn_rnn: _cudnn_layers,
-    torch.ops.aten._cudnn_rnn_backward: _backward(_cudnn_layers),
-}
 
 
 def bench_executor(

@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -181,14 +182,8 @@ def bench_gpu(
             break
         longest = max(longest, monotonic() - started)
     result = figures.result()
-    return Result(
-        result.command,
-        "\n".join([result.table, *_state(figures, subjects, path)]),
-        result.figures,
-        result.about,
-        device,
-        result.failed,
-    )
+    table = "\n".join([result.table, *_state(figures, subjects, path)])
+    return replace(result, table=table, device=device)
 
 
 def _state(figures: Figures, subjects: Sequence[Subject], path: Path | None) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Hold the result of a ``bench`` command: a table, the measured values of every turn, a plot."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ import torch
 
 from hpcfl.errors import HpcflError
 from hpcfl.io.atomic import write_output
+from hpcfl.io.cgroups import usable_cores
 from hpcfl.report.plots.figure import COLOURS, new_figure, save
 from hpcfl.runner.environment import versions
 
@@ -90,9 +90,8 @@ class Result:
 
     def machine(self) -> dict[str, Any]:
         """The machine, the versions and the date."""
-        free = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         found = {
-            "cores": free,
+            "cores": len(usable_cores()),
             "threads": torch.get_num_threads(),
             **versions(self.device or torch.device("cpu")),
         }

@@ -24,8 +24,8 @@ def main(job: str, folder: str, number: str, shares: str) -> None:
     """Run a round for each file ``go-K``, until there is a file ``end``."""
     root = Path(folder)
     bare = root.name.endswith("bare")
-    size = load(job).job.cohort.participation(1)
-    changes = [f"cohort.size={int(size) // int(shares)}"] if bare else []
+    size = load(job).tree["cohort"]["size"]
+    changes = [f"cohort.size={size // int(shares)}"] if bare else []
     loaded = load(job, changes)
     with ExitStack() as stack:
         comm = stack.enter_context(group(connect("auto", "cpu", 600.0)))

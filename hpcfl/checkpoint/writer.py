@@ -25,8 +25,9 @@ from hpcfl.run_dir.manifest import (
     MANIFEST,
     SERVER,
     Checkpoint,
-    committed,
+    committed_folders,
     folder_of,
+    uncommit,
     write_manifest,
 )
 from hpcfl.store.base import ClientStore
@@ -102,7 +103,7 @@ class PendingCheckpoint:
             with write_errors(self.folder):
                 self._commit(comm.size)
             with write_errors(root):
-                names = " ".join(found.folder.name for found in _prune(root, keep))
+                names = " ".join(_prune(root, keep))
         # Rank 0 sends the names, because on NFS another host may see an older state of the folder.
         folders = [root / name for name in comm.bcast(names).split()]
         store.retain(folders)
@@ -174,14 +175,11 @@ def _write(
         write_file(folder / BEST, best, advice=STANDS)
 
 
-def _prune(root: Path, keep: int) -> list[Checkpoint]:
-    """Delete all but the newest ``keep`` checkpoints; return those."""
-    found = committed(root)
-    for old in found[:-keep]:
-        (old.folder / MANIFEST).unlink()
-        # Before any of its rows is overwritten: after a loss of power, a checkpoint whose rows have
-        # changed must not look committed.
-        sync_folder(old.folder)
+def _prune(root: Path, keep: int) -> list[str]:
+    """Delete all but the newest ``keep`` checkpoints; the names of these."""
+    folders = committed_folders(root)
+    for old in folders[:-keep]:
+        uncommit(old)
         # The next resume deletes what is left (``manifest.prune``).
-        shutil.rmtree(old.folder, ignore_errors=True)
-    return found[-keep:]
+        shutil.rmtree(old, ignore_errors=True)
+    return [folder.name for folder in folders[-keep:]]

@@ -37,7 +37,6 @@ from hpcfl.runner.preflight import try_algorithm, try_classes
 from hpcfl.types import Section
 
 FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
-UNLIMITED = 1000  # columns
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,14 @@ def show_partition(loaded: Loaded, plot: Path | None, size: FigureSize | None = 
     table = Table(f"{len(rows)} clients", "min", "median", "max", box=ASCII2)
     table.add_row("examples", *_spread(sizes))
     if counts.ndim == 1:
-        return heading + render_tables(table, width=UNLIMITED)
+        return heading + render_tables(table)
     table.add_row("classes", *_spread((counts > 0).sum(axis=1)))
     if len(rows) > FEW:
-        return heading + render_tables(table, width=UNLIMITED)
+        return heading + render_tables(table)
     every = Table("class | client", *(f"{client}" for client in range(len(rows))), box=ASCII2)
     for label, held in enumerate(counts.T):
         every.add_row(f"{label}", *(f"{n}" if n else "." for n in held))
-    return heading + render_tables(table, every, width=UNLIMITED)
+    return heading + render_tables(table, every)
 
 
 def _other_form(partition: Partition, classes: int | None) -> str:

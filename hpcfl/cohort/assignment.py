@@ -41,14 +41,7 @@ def assign_owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
             f"{ranks} ranks for {len(examples)} clients: a rank would own none; "
             f"start at most {len(examples)} ranks"
         )
-    owner = np.empty(len(examples), dtype=np.int64)
-    loads = [(0, rank) for rank in range(ranks)]
-    heapify(loads)
-    for client in np.argsort(-np.asarray(examples), kind="stable"):
-        load, rank = loads[0]
-        owner[client] = rank
-        heapreplace(loads, (load + int(examples[client]), rank))
-    return owner
+    return np.array(_lpt(examples, ranks)[0], dtype=np.int64)
 
 
 def in_groups(clients: int, size: int) -> list[Ints]:
@@ -222,4 +215,5 @@ def _match_groups(owner: Sequence[int], spread: Sequence[int], ranks: int) -> li
 
 
 def _largest_first(work: Sequence[int]) -> list[int]:
-    return sorted(range(len(work)), key=lambda i: (-work[i], i))
+    order: list[int] = np.argsort(-np.asarray(work), kind="stable").tolist()
+    return order

@@ -84,12 +84,7 @@ class Mpi:
 
     def bcast(self, text: str) -> str:
         """Collective: rank 0's text."""
-        data = np.frombuffer(text.encode(), dtype=np.uint8)
-        length = np.array([data.size], dtype=np.int64)
-        self._wait(self._world.Ibcast(length))
-        payload = data.copy() if self.rank == 0 else np.empty(length[0], dtype=np.uint8)
-        self._wait(self._world.Ibcast(payload))
-        return payload.tobytes().decode()
+        return bcast_text(self._world, text, self._failures)
 
     def allgather(self, text: str) -> list[str]:
         """Collective: every rank's text, by rank."""
@@ -327,13 +322,13 @@ def local_rank(launch: Launch, world: MPI.Intracomm) -> tuple[int, bool]:
     return rank, one_host
 
 
-def bcast_text(world: MPI.Intracomm, text: str) -> str:
-    """Collective: rank 0's text."""
+def bcast_text(world: MPI.Intracomm, text: str, failures: Failures | None = None) -> str:
+    """Collective: rank 0's text; if a rank fails meanwhile, end with that rank's exit code."""
     data = np.frombuffer(text.encode(), dtype=np.uint8)
     length = np.array([data.size], dtype=np.int64)
-    world.Bcast(length)
+    _wait(world.Ibcast(length), failures)
     payload = data.copy() if world.rank == 0 else np.empty(length[0], dtype=np.uint8)
-    world.Bcast(payload)
+    _wait(world.Ibcast(payload), failures)
     return payload.tobytes().decode()
 
 

@@ -7,59 +7,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def steps(
-    examples: int, *, batch_size: int | None, epochs: int | None, steps: int | None, drop_last: bool
-) -> int:
-    """K, the local steps of a client in a round: ``steps``, or ``epochs`` passes.
+def steps_of_passes(examples: int, *, batch_size: int | None, epochs: int, drop_last: bool) -> int:
+    """The local steps of ``epochs`` passes over a client's examples.
 
     A pass is ceil(examples / batch_size) steps; floor with ``drop_last``, but at least one.
 
     Args:
         examples: n, of the client.
         batch_size: B, or None for full batches.
-        epochs: E; exactly one of ``epochs`` and ``steps`` is given.
-        steps: K itself.
+        epochs: E.
         drop_last: skip the last partial batch of every pass.
     """
-    if (epochs is None) == (steps is None):
-        raise ValueError("exactly one of epochs and steps must be given")
-    if steps is not None:
-        return steps
-    return (epochs or 0) * _per_pass(examples, batch_size, drop_last)
+    return epochs * _per_pass(examples, batch_size, drop_last)
 
 
 def order(
     examples: int,
     *,
     batch_size: int | None,
-    epochs: int | None,
-    steps: int | None,
+    steps: int,
     drop_last: bool,
     generator: Callable[[], np.random.Generator],
 ) -> Iterator[NDArray[np.int64]]:
-    """The positions, from 0 to n - 1, of the batch of each local step.
+    """The positions, from 0 to n - 1, of the batch of each of so many local steps.
 
-    Every pass is shuffled anew; ``steps`` takes as many passes as it needs.  A batch of all
-    examples is not shuffled; ``generator`` is called only where something is.
+    Every pass is shuffled anew.  A batch of all examples is not shuffled; ``generator`` is called
+    only where something is.
     """
-    count = _steps(examples, batch_size=batch_size, epochs=epochs, steps=steps, drop_last=drop_last)
     if batch_size is None or batch_size >= examples:
-        return repeat(np.arange(examples), count)
+        return repeat(np.arange(examples), steps)
     return _shuffled(
-        examples, batch_size, count, _per_pass(examples, batch_size, drop_last), generator()
+        examples, batch_size, steps, _per_pass(examples, batch_size, drop_last), generator()
     )
 
 
-def taken(examples: int, *, batch_size: int | None, steps: int, drop_last: bool) -> int:
+def examples_in_batches(
+    examples: int, *, batch_size: int | None, steps: int, drop_last: bool
+) -> int:
     """The number of examples in all batches of ``order``, for so many ``steps``."""
     if batch_size is None or batch_size >= examples:
         return steps * examples
     per_pass = _per_pass(examples, batch_size, drop_last)
     passes, rest = divmod(steps, per_pass)
     return passes * min(examples, per_pass * batch_size) + rest * batch_size
-
-
-_steps = steps  # ``order`` has an argument of that name
 
 
 def _per_pass(examples: int, batch_size: int | None, drop_last: bool) -> int:

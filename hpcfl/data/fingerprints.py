@@ -6,7 +6,6 @@ The name begins with the key of the job that says where the file is, so that dat
 
 import hashlib
 import json
-import os
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from hpcfl.data.inputs import InputFile, shown
 from hpcfl.data.partition import File
 from hpcfl.data.source_fingerprint import stamp
 from hpcfl.errors import DataError
+from hpcfl.io.cgroups import usable_cores
 from hpcfl.io.files import parse_json
 from hpcfl.types import Examples
 
@@ -85,9 +85,7 @@ class Fingerprints:
         self.names = InputNames(places)
         self._stamps = {file: stamp(file.path) for file in self._files}
         self._stopped = Event()
-        self._threads = ThreadPoolExecutor(
-            min(_THREADS, len(os.sched_getaffinity(0))), "fingerprints"
-        )
+        self._threads = ThreadPoolExecutor(min(_THREADS, len(usable_cores())), "fingerprints")
 
     def __enter__(self) -> Self:
         self._digests = {

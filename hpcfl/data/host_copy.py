@@ -67,6 +67,9 @@ def load_on_hosts(load: Callable[[], Dataset], comm: Comm, *, mapped: bool = Fal
         with raise_collectively(comm):
             if mapped or len(members) == 1:
                 found = load()
+            elif members[0].fd < 0:
+                found = load()
+                reason = "this system has no memory to share; each rank loads its own copy"
             elif comm.rank == members[0].rank:
                 found, reason = _load_for_others(load, own, stack)
             else:
@@ -151,8 +154,6 @@ def _load_for_others(
     Returns:
         The data set, and a reason why the ranks do not share memory, if they do not.
     """
-    if own.fd < 0:
-        return load(), "this system has no memory to share; each rank loads its own copy"
     try:
         dataset = load()
         try:
@@ -175,8 +176,6 @@ def _load_from(
     Returns:
         The data set, None where that rank failed; and as ``_load_for_others``.
     """
-    if first.fd < 0:
-        return load(), "this system has no memory to share; each rank loads its own copy"
     try:
         wait = first.receive(stack)
     except OSError as error:

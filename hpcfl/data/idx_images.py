@@ -15,7 +15,7 @@ from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.labels import require_integers
+from hpcfl.data.labels import require_classes, require_integers
 from hpcfl.data.prepare_command import prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.stand_in import Form, stand_in
@@ -184,13 +184,9 @@ def _examples(where: str, x: NDArray[Any], y: NDArray[Any], classes: int, first:
             f"{where}: images are {x.dtype} of shape {x.shape}, expected uint8 [n, {SIDE}, {SIDE}]"
         )
     require_integers(where, y, len(x))
-    labels = y.astype(np.int64) - first
-    if labels.min() < 0 or labels.max() >= classes:
-        row = int(np.argmax((labels < 0) | (labels >= classes)))
-        raise DataError(
-            f"{where}: the label of row {row} is {y[row]}, expected {first} to "
-            f"{first + classes - 1}"
-        )
+    given = y.astype(np.int64)
+    require_classes(where, given, classes, first)
+    labels = given - first
     # Bytes of a file are read-only, of which torch warns: they are copied, an .npz's are not.
     inputs = np.require(x, requirements=["C", "W"])
     return Examples(torch.from_numpy(inputs), torch.from_numpy(labels))

@@ -64,20 +64,14 @@ class CropFlipNormalize:
         return images
 
 
-def crop_flip(
-    images: Tensor,
-    padding: int,
-    draws: Tensor,
-    size: tuple[int, int] | None = None,
-) -> Tensor:
+def crop_flip(images: Tensor, padding: int, draws: Tensor, size: tuple[int, int]) -> Tensor:
     """A random crop of ``size`` from each padded image [H, W, C] of the batch, flipped at random.
 
-    Without ``size``, each image is shifted by up to ``padding`` pixels.  ``draws`` [B] has a random
-    integer for each image.  Modulo 2 x rows x columns, the positions of a crop, it gives flip, row
-    offset and column offset, from most to least significant.
+    ``draws`` [B] has a random integer for each image.  Modulo 2 x rows x columns, the positions of
+    a crop, it gives flip, row offset and column offset, from most to least significant.
     """
     count, _, _, channels = images.shape
-    height, width = size or images.shape[1:3]
+    height, width = size
     padded = pad(images, (0, 0, padding, padding, padding, padding)).contiguous()
     rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
     draw = draws % (2 * rows * columns)

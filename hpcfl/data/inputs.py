@@ -27,9 +27,9 @@ class InputFile:
 
     They are not read where the file is large.  What is left tells its content all the same: labels,
     clients, the length of each image, and ``origin``, a digest of the names, sizes and times of the
-    files that the preparation read (``origin.py``).  Only bytes that were changed in place, within
-    these datasets, escape; a file that was prepared again from sources with other times is another
-    one, though its examples be the same.
+    files that the preparation read (``hpcfl.data.source_fingerprint``).  Only bytes that were
+    changed in place, within these datasets, escape; a file that was prepared again from sources
+    with other times is another one, though its examples be the same.
     """
 
     def digest(self, stopped: Event) -> str:

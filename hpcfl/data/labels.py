@@ -69,3 +69,18 @@ def missing_classes(labels: NDArray[Any], classes: int) -> tuple[str, ...]:
     )
     more = ", ..." if missing > _LISTED else ""
     return (f"data: {missing} of {classes} classes have no training example: {names}{more}",)
+
+
+def require_classes(where: str, labels: NDArray[Any], classes: int, first: int = 0) -> None:
+    """Refuse labels [n] that are not among ``first``, ..., ``first + classes - 1``.
+
+    Raises:
+        DataError: the first such row, in ``where``.
+    """
+    wrong = (labels < first) | (labels >= first + classes)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{where}: the label of row {row} is {labels[row]}, expected {first} to "
+            f"{first + classes - 1}"
+        )

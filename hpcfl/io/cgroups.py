@@ -1,5 +1,6 @@
 """The control groups of this process, by which Slurm and containers limit memory and cores."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,3 +41,10 @@ def core_quotas() -> Iterator[float]:
                     yield int(quota) / int(period)
     except OSError:
         return
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use: those that it is bound to, where the system binds it."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

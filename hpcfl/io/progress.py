@@ -257,8 +257,8 @@ def track(
         total: how many items there are, if known.
         thread: whether a thread draws the bar; else it is drawn between two items.
     """
-    if sys.stderr.isatty():
-        console = Console(stderr=True)
+    console = Console(stderr=True)
+    if has_bars(console):
         yield from rich_track(
             items, what, total, console=console, transient=True, auto_refresh=thread
         )

@@ -237,7 +237,7 @@ class Loaded:
     name: str
     """Of the run, by the job's file and the overrides: ``hpcfl.job.run_name``."""
     notes: tuple[str, ...] = ()
-    """Lines for the user: old names of keys, which still work."""
+    """Lines for the user about the job, such as old names of keys."""
 
 
 JobSource = str | Path | Mapping[str, Any]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Client
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
-from hpcfl.data.batches import order, steps, taken
+from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
 from hpcfl.data.partition import Rows
 from hpcfl.local.block_batches import BatchMaker, BlockBatches
 from hpcfl.local.examples import InMemory, example_source
@@ -170,11 +170,10 @@ class ClientPool:
     def _steps(self, count: int) -> int:
         """The local steps of a client of ``count`` examples."""
         local = self._local
-        return steps(
+        return local.steps or steps_of_passes(
             count,
             batch_size=self._batch_size,
-            epochs=local.epochs if local.epochs or local.steps else 1,
-            steps=local.steps,
+            epochs=local.epochs or 1,
             drop_last=local.drop_last,
         )
 
@@ -187,7 +186,7 @@ class ClientPool:
     def examples_per_round(self) -> NDArray[np.int64]:
         """[N], the examples in all batches of a round of every client, repeats counted."""
         return self._by_size(
-            lambda count: taken(
+            lambda count: examples_in_batches(
                 count,
                 batch_size=self._batch_size,
                 steps=self._steps(count),
@@ -230,12 +229,12 @@ class ClientPool:
         """The indices of ``work`` local steps of a client of ``count`` examples."""
         cut: Any = {"batch_size": self._batch_size, "drop_last": self._local.drop_last}
         shuffle = partial(stream, self._seed, "shuffle", round, client)
-        batches = order(count, epochs=None, steps=work, generator=shuffle, **cut)
+        batches = order(count, steps=work, generator=shuffle, **cut)
         if not augments(self._transform_of(client)):
             yield from (BatchIndices(positions, None) for positions in batches)
             return
         # All draws of the round at once: generators are slow for a few numbers at a time.
-        total = taken(count, steps=work, **cut)
+        total = examples_in_batches(count, steps=work, **cut)
         draws = stream(self._seed, "augment", round, client).integers(DRAWS, size=total)
         end = 0
         for positions in batches:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from hpcfl.models.base import require_images
-from hpcfl.models.normalization import Normed
+from hpcfl.models.normalization import Normed, he_convolution
 from hpcfl.types import Decay
 
 _STEM, _TOP = 32, 1280
@@ -73,7 +73,7 @@ class Block(nn.Module):
         self.conv = nn.Sequential(
             *expansion,
             _conv(hidden, hidden, 3, norm, stride=stride, groups=hidden),
-            _weights(hidden, width, 1),
+            he_convolution(hidden, width, 1),
             norm(width),
         )
 
@@ -87,12 +87,5 @@ def _conv(
     before: int, width: int, side: int, norm: Norm, *, stride: int = 1, groups: int = 1
 ) -> nn.Module:
     """Convolution, normalisation and ReLU6."""
-    conv = _weights(before, width, side, stride, groups)
+    conv = he_convolution(before, width, side, stride, groups)
     return nn.Sequential(conv, norm(width), nn.ReLU6(inplace=True))
-
-
-def _weights(before: int, width: int, side: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution that divides the size by its stride, initialised as in He et al. (2015)."""
-    conv = nn.Conv2d(before, width, side, stride, side // 2, groups=groups, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out")
-    return conv

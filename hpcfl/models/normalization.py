@@ -79,3 +79,12 @@ class FrozenNorm(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Normalise images [B, C, H, W], each channel by its own mean and variance."""
         return batch_norm(images, self.running_mean, self.running_var, self.weight, self.bias)
+
+
+def he_convolution(
+    before: int, width: int, side: int, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    """A convolution that divides the size by its stride, initialised as in He et al. (2015)."""
+    conv = nn.Conv2d(before, width, side, stride, side // 2, groups=groups, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv

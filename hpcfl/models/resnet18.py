@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from hpcfl.models.base import require_images
-from hpcfl.models.normalization import Normed
+from hpcfl.models.normalization import Normed, he_convolution
 
 Norm = Callable[[int], nn.Module]
 
@@ -35,7 +35,7 @@ class ResNet(nn.Module):
 
     def __init__(self, channels: int, outputs: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = _conv(channels, 64, 7, 2)
+        self.conv1 = he_convolution(channels, 64, 7, 2)
         self.bn1 = norm(64)
         self.layer1 = _stage(64, 64, 1, norm)
         self.layer2 = _stage(64, 128, 2, norm)
@@ -55,12 +55,12 @@ class Block(nn.Module):
 
     def __init__(self, before: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = _conv(before, width, 3, stride)
+        self.conv1 = he_convolution(before, width, 3, stride)
         self.bn1 = norm(width)
-        self.conv2 = _conv(width, width, 3, 1)
+        self.conv2 = he_convolution(width, width, 3, 1)
         self.bn2 = norm(width)
         self.downsample = (
-            nn.Sequential(_conv(before, width, 1, stride), norm(width))
+            nn.Sequential(he_convolution(before, width, 1, stride), norm(width))
             if (before, stride) != (width, 1)
             else nn.Identity()
         )
@@ -74,10 +74,3 @@ class Block(nn.Module):
 def _stage(before: int, width: int, stride: int, norm: Norm) -> nn.Sequential:
     """Two blocks, of which the first may halve the image."""
     return nn.Sequential(Block(before, width, stride, norm), Block(width, width, 1, norm))
-
-
-def _conv(before: int, width: int, side: int, stride: int) -> nn.Conv2d:
-    """A convolution that divides the size by its stride, initialised as in He et al. (2015)."""
-    conv = nn.Conv2d(before, width, side, stride, padding=side // 2, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-    return conv

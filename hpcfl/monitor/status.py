@@ -32,7 +32,7 @@ TITLES = {
     "validation_loss": "valid. loss",
     "validation_accuracy": "validation",
     "client_accuracy_mean": "clients",
-    "local_model_accuracy_mean": "own models",
+    "local_model_accuracy_mean": "local models",
 }
 LEAST = 0.001  # smaller shares of the time are left out
 
@@ -197,7 +197,7 @@ def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
 def _worst_decile(run: RunRecord, key: str) -> str:
     """The worst decile of a score that is a mean over clients."""
     worst = key.replace("_mean", "_worst_decile")
-    return "" if worst == key else f", {run.last(worst):.4g} in the worst tenth"
+    return "" if worst == key else f", {run.last(worst):.4g} in the worst decile"
 
 
 def _ranks(heartbeats: Sequence[Heartbeat], now: float) -> str:

@@ -1,35 +1,14 @@
 """Count the floating-point operations of a model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfl.runner.components import Components
-
-_MATMULS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # the position of the left factor
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the operations of matrix products, convolutions and LSTMs, which are nearly all."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total: int = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name in _MATMULS:
-            self.total += 2 * out.numel() * args[_MATMULS[name]].shape[-1]
-        elif name in ("convolution", "_convolution", "mkldnn_convolution"):
-            self.total += 2 * out.numel() * prod(args[1].shape[1:])
-        elif name == "mkldnn_rnn_layer":  # inputs, weights of the inputs and of the state
-            self.total += recurrent_operations(args[0].shape, [w.shape for w in args[1:3]])
-        return out
 
 
 def recurrent_operations(inputs: Sequence[int], weights: Iterable[Sequence[int]]) -> int:
@@ -42,11 +21,39 @@ def recurrent_operations(inputs: Sequence[int], weights: Iterable[Sequence[int]]
     return 2 * prod(inputs[:-1]) * sum(prod(shape) for shape in weights if len(shape) > 1)
 
 
+def _mkldnn_layer(
+    inputs: Sequence[int], of_inputs: Sequence[int], of_state: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """The operations of a layer, from the shapes of its arguments."""
+    return recurrent_operations(inputs, (of_inputs, of_state))
+
+
+def _cudnn_layers(
+    inputs: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any
+) -> int:
+    """The operations of all layers at once, from the shapes of their arguments."""
+    return recurrent_operations(inputs, weights)
+
+
+def _backward(forward: Callable[..., int]) -> Callable[..., int]:
+    """Two products for each of the outputs': the gradients of its two factors."""
+    return lambda *args, **kwargs: 2 * forward(*args, **kwargs)
+
+
+# What FlopCounterMode does not know: recurrent layers that a library computes as a whole.
+RECURRENT = {
+    torch.ops.aten.mkldnn_rnn_layer: _mkldnn_layer,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _backward(_mkldnn_layer),
+    torch.ops.aten._cudnn_rnn: _cudnn_layers,
+    torch.ops.aten._cudnn_rnn_backward: _backward(_cudnn_layers),
+}
+
+
 def forward_operations(components: Components) -> int:
     """Floating-point operations of an example's outputs in the model."""
     data = components.dataset
     inputs: Tensor = data.transform(data.sample(1), components.x0.dtype, None)
-    counter = _Counter()
-    with torch.no_grad(), counter:
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=RECURRENT) as counter:
         components.model(inputs)
-    return counter.total
+    total: int = counter.get_total_flops()
+    return total

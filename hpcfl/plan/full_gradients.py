@@ -4,7 +4,7 @@ from hpcfl.engine.hook_rules import KNOWN_TO_SERVER
 from hpcfl.runner.components import Components
 
 
-def measured(components: Components) -> int:
+def diagnosed_rounds(components: Components) -> int:
     """Rounds that the diagnostics measure."""
     return components.job.rounds // components.job.diagnostics.every
 
@@ -13,7 +13,7 @@ def full_gradient_rounds(components: Components) -> int:
     """Rounds in which full gradients are taken, for the algorithm or for the diagnostics."""
     if components.schema.points:
         return components.job.rounds
-    return measured(components) if components.job.diagnostics.dissimilarity else 0
+    return diagnosed_rounds(components) if components.job.diagnostics.dissimilarity else 0
 
 
 def full_gradients(components: Components) -> int:

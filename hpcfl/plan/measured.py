@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.io.memory import return_freed_memory
+from hpcfl.io.memory import number, return_freed_memory
 from hpcfl.models.flat_vector import Layout
 from hpcfl.runner.components import Components
 from hpcfl.types import Batch
@@ -28,13 +28,12 @@ class Process(NamedTuple):
 
 def this_process() -> Process:
     """Measure this process; its freed memory is returned to the system first."""
-    if not STATUS.exists():
-        return Process(None, None)
     return_freed_memory()
-    status = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
-    # Some containers leave a line out.
-    known = (status.get(key, "").split() for key in ("VmRSS", "VmHWM"))
-    return Process(*(1024 * int(words[0]) if words else None for words in known))
+    try:
+        resident, peak = (number(STATUS, key) for key in ("VmRSS:", "VmHWM:"))
+    except OSError:
+        return Process(None, None)
+    return Process(1024 * resident or None, 1024 * peak or None)  # 0: containers leave lines out
 
 
 class Activations(NamedTuple):

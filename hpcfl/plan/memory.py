@@ -9,7 +9,7 @@ from hpcfl.data.partition import bytes_of
 from hpcfl.engine.schema import nbytes
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
-from hpcfl.plan.full_gradients import full_gradient_means, full_gradients, measured
+from hpcfl.plan.full_gradients import diagnosed_rounds, full_gradient_means, full_gradients
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.runner.client_store import GIB
 from hpcfl.runner.components import Components
@@ -86,15 +86,15 @@ def memory(
 ) -> Memory:
     """The memory of a rank that holds this."""
     job, schema, vector = components.job, components.schema, nbytes(components.x0)
-    watched, due = job.diagnostics, measured(components) > 0
+    watched, diagnosed = job.diagnostics, diagnosed_rounds(components) > 0
     gradients, means = full_gradients(components), full_gradient_means(components)
-    means = means or (watched.dissimilarity and due) or components.algorithm.warm_start
+    means = means or (watched.dissimilarity and diagnosed) or components.algorithm.warm_start
     data = data_bytes(components)
     # A tensor that `finish` returns twice counts once; the message's x is counted as the model.
     ends = {id(leaf): leaf for leaf in (*schema.upload, *schema.state)}
     ends.pop(id(schema.message.x), None)
     visit = nbytes(list(ends.values())) + vector * gradients
-    if due and (watched.consistency or watched.drift) and schema.local_model_field is None:
+    if diagnosed and (watched.consistency or watched.drift) and schema.local_model_field is None:
         visit += vector  # its last model, which no state is
     if components.algorithm.warm_start:  # a gradient, the first state, and the one made of both
         visit = max(visit, vector + 2 * nbytes(schema.state))

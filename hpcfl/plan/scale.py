@@ -63,6 +63,18 @@ class SyntheticJob(Section):
     costs: CostModel | None = None
     """When absent, by the stated speeds of a rank on a GPU."""
 
+    def __post_init__(self) -> None:
+        if self.clients > self.examples:
+            raise ValueError(
+                f"found {self.clients} clients and {self.examples} examples, expected an example "
+                "for each client at least"
+            )
+        if max(self.cohorts) > self.clients:
+            raise ValueError(
+                f"cohorts: found {max(self.cohorts)}, but there are {self.clients} clients; use at "
+                f"most {self.clients}"
+            )
+
     @property
     def stated_costs(self) -> CostModel:
         """The costs, or those of the stated speeds."""

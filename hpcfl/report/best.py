@@ -10,8 +10,8 @@ from hpcfl.run_dir.record import RunRecord
 # The columns of the user's metrics are not among these: whether more of one is better, only its
 # user knows.
 _HIGHER = ("accuracy\n%", "test\n%", "best\n%", "best\n% @round", "mean of\nlast %",
-           "last\n100 %", "validation\n%", "top 5\n%", "clients\nmean %", "worst\n10th %",
-           "own models\nmean %", "speed-up\nx")  # fmt: skip
+           "last\n100 %", "validation\n%", "top 5\n%", "clients\nmean %", "worst\ndecile %",
+           "local models\nmean %", "speed-up\nx")  # fmt: skip
 _LOWER = ("test\nloss", "validation\nloss", "objective")
 _TARGET = "rounds\nto "  # the beginning of a title; fewer are better
 _NUMBER = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?(?= |$)")
@@ -25,7 +25,8 @@ def with_best(table: Table, runs: Sequence[RunRecord], competes: Sequence[bool])
         runs: all runs; of several data sets or models, no number is marked.
         competes: whether a row may have the best: all its runs finished, and none diverged.
     """
-    if len({(own["data"], own["model"]) for run in runs if (own := set_up(run.settings))}) > 1:
+    set_ups = [set_up(run.settings) for run in runs]
+    if len({(own["data"], own["model"]) for own in set_ups}) > 1:
         return table
     best = set()
     for column, title in enumerate(table.titles):

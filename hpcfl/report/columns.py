@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.filesize import decimal
 
 from hpcfl.job.settings import BRANCH, labels
+from hpcfl.report.comparison import spread
 from hpcfl.report.table import Value
 from hpcfl.run_dir.record import SCORES, RunRecord
 
@@ -12,14 +13,6 @@ from hpcfl.run_dir.record import SCORES, RunRecord
 def percent(fraction: float | None) -> float | None:
     """A fraction in percent."""
     return None if fraction is None else 100 * fraction
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{100 * fraction:.2f}"
-
-
-def _loss(loss: float | None) -> str:
-    return "-" if loss is None else f"{loss:.4g}"
 
 
 DIVERGED = (
@@ -56,8 +49,8 @@ def diverged_note(runs: Sequence[RunRecord]) -> str:
 
 def _best(run: RunRecord) -> str:
     if run.best is not None:
-        return f"{_percent(run.best[1])} @{run.best[0]}"
-    return "-" if run.lowest is None else f"loss {_loss(run.lowest[1])} @{run.lowest[0]}"
+        return f"{100 * run.best[1]:.2f} @{run.best[0]}"
+    return "-" if run.lowest is None else f"loss {run.lowest[1]:.4g} @{run.lowest[0]}"
 
 
 def _mean_of_last(run: RunRecord) -> float | None:
@@ -80,24 +73,6 @@ BEST = ("best\n% @round", "best\n%")
 MEAN_OF_LAST = "mean of\nlast %"
 """The title of the column of the means over the rounds of ``evaluate.last``."""
 
-# A title, and a run's cell.
-TextColumn = tuple[str, Callable[[RunRecord], str]]
-SCORE_COLUMNS: tuple[TextColumn, ...] = (
-    ("run", lambda run: run.name),
-    ("algorithm", lambda run: run.algorithm),
-    ("rounds", rounds_text),
-    ("accuracy\n%", lambda run: _percent(run.last("test_accuracy"))),
-    (BEST[0], _best),
-    (MEAN_OF_LAST, lambda run: _percent(_mean_of_last(run))),
-    ("last\n100 %", lambda run: _percent(run.accuracy_last100)),
-    ("test\nloss", lambda run: _loss(run.last("test_loss"))),
-)
-COST_COLUMNS: tuple[TextColumn, ...] = (
-    ("down", lambda run: decimal(int(run.total("down_bytes")))),
-    ("up", lambda run: decimal(int(run.total("up_bytes")))),
-    ("wall\ntime", lambda run: duration(run.total("wall_s"))),
-)
-
 # A key, and a run's value.
 NumberValue = tuple[str, Callable[[RunRecord], float | None]]
 # A title, a run's value, and the format of the mean and the deviation over seeds.
@@ -109,15 +84,42 @@ SEED_COLUMNS: tuple[NumberColumn, ...] = (
     ("last\n100 %", lambda run: percent(run.accuracy_last100), "{:.2f}"),
     ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
 )
+
+
+def _cell(value: Callable[[RunRecord], float | None], show: str) -> Callable[[RunRecord], str]:
+    return lambda run: spread([value(run)], show)
+
+
+# A title, and a run's cell.
+TextColumn = tuple[str, Callable[[RunRecord], str]]
+SCORE_COLUMNS: tuple[TextColumn, ...] = (
+    ("run", lambda run: run.name),
+    ("algorithm", lambda run: run.algorithm),
+    ("rounds", rounds_text),
+    *(
+        (BEST[0], _best) if title == BEST[1] else (title, _cell(value, show))
+        for title, value, show in SEED_COLUMNS
+    ),
+)
+COST_COLUMNS: tuple[TextColumn, ...] = (
+    ("down", lambda run: decimal(int(run.total("down_bytes")))),
+    ("up", lambda run: decimal(int(run.total("up_bytes")))),
+    ("wall\ntime", lambda run: duration(run.total("wall_s"))),
+)
+
 _OPTIONAL: tuple[NumberColumn, ...] = (
     ("validation\n%", lambda run: percent(run.last("validation_accuracy")), "{:.2f}"),
     ("validation\nloss", lambda run: run.last("validation_loss"), "{:.4g}"),
     ("top 5\n%", lambda run: percent(run.last("test_top5_accuracy")), "{:.2f}"),
     ("objective", lambda run: run.last("train_objective"), "{:.4g}"),
     ("clients\nmean %", lambda run: percent(run.last("client_accuracy_mean")), "{:.2f}"),
-    ("worst\n10th %", lambda run: percent(run.last("client_accuracy_worst_decile")), "{:.2f}"),
-    ("own models\nmean %", lambda run: percent(run.last("local_model_accuracy_mean")), "{:.2f}"),
-    ("worst\n10th %", lambda run: percent(run.last("local_model_accuracy_worst_decile")), "{:.2f}"),
+    ("worst\ndecile %", lambda run: percent(run.last("client_accuracy_worst_decile")), "{:.2f}"),
+    ("local models\nmean %", lambda run: percent(run.last("local_model_accuracy_mean")), "{:.2f}"),
+    (
+        "worst\ndecile %",
+        lambda run: percent(run.last("local_model_accuracy_worst_decile")),
+        "{:.2f}",
+    ),
 )
 
 

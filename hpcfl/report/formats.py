@@ -17,7 +17,7 @@ from hpcfl.report.table import Report, Table
 
 _WIDE = 48  # columns of the settings, which are wrapped
 # Titles of columns of text.
-_LEFT = ("run", "algorithm", "set-up", "settings", "ran on", "where the\ntime went")
+_LEFT = ("run", "algorithm", "set-up", "settings", "ran on", "time\nby phase")
 
 # Characters that LaTeX does not print as they are, or not in its OT1 encoding.
 _ESCAPES = {

@@ -52,14 +52,12 @@ class Grid:
             more = {tuple(getattr(c, key) for key in (*shown, name)) for c in self.columns}
             if len(more) > len(told):
                 shown.append(name)
-        unit = {"clients": " clients"}
         return [
             "\n".join(
-                "default split"
-                if (name, getattr(column, name)) == ("split", "None")
-                else getattr(column, name) + unit.get(name, "")
+                value + " clients" * (name == "clients")
                 for name in shown
-                if (name, getattr(column, name)) != ("clients", "None")
+                for value in [getattr(column, name)]
+                if (name, value) not in (("clients", "None"), ("split", column.data))
             )
             for column in self.columns
         ]

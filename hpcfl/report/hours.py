@@ -71,7 +71,7 @@ def by_hours(runs: Sequence[RunRecord]) -> Report:
 
 def _published(run: RunRecord) -> Published | None:
     """The printed hours of a run's set-up, of the length that is nearest to its own."""
-    rows = find(run.settings, METRIC) if run.settings else []
+    rows = find(run.settings, METRIC)
     return rows[0] if rows else None
 
 

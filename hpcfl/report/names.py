@@ -10,7 +10,7 @@ from hpcfl.job.settings import labels
 from hpcfl.report.table import Report, Table, Value
 from hpcfl.run_dir.record import RunRecord
 
-_COLUMNS = ("algorithm", "run", "where the\ntime went")  # those that name methods or runs
+_COLUMNS = ("algorithm", "run", "time\nby phase")  # those that name methods or runs
 
 
 @dataclass(frozen=True)

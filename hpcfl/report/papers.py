@@ -10,7 +10,6 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.job.settings import Settings
 from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import (
     ACCURACIES,
@@ -68,15 +67,6 @@ class _Pair(NamedTuple):
     source: str = ""
 
 
-class _Part(NamedTuple):
-    """A table, and its values for programs."""
-
-    table: Table
-    values: list[dict[str, Value]]
-    settings: list[Settings]
-    """For each of the values the keys that have one value in all runs of the cell."""
-
-
 _Pairs = dict[tuple[Row, SetUp], _Pair]
 
 
@@ -100,13 +90,13 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
     parts = [_accuracies(runs, grid)]
     parts += [_rounds(runs, grid, target) for target in targets]
     return Report(
-        [part.table for part in parts],
+        [table for part in parts for table in part.tables],
         [value for part in parts for value in part.values],
         [job for part in parts for job in part.settings],
     )
 
 
-def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> _Part:
+def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> Report:
     groups = [[runs[index] for index in members] for members in grid.cells.values()]
     meanings = {final.metric: final.meaning for group in groups for final in _finals(group)}
     # Cells of other metrics than the first have a mark, as they cannot be compared with it.
@@ -185,24 +175,22 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
     finals = _finals(runs)
     if finals:
         values = [final.value for final in finals]
-        cell = _mean(values, finals[0].metric, counted(len(finals), len(runs)))
         competes = all(run.finished and not run.diverged for run in runs)
-        return cell._replace(competes=competes)
+        seeds = counted(len(finals), len(runs))
+        return _mean(values, finals[0].metric, seeds, competes=competes)
     newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
     if not newest:
         return _Cell()
     at = sorted({t for t, _ in newest})
     after = f" @{'-'.join(str(t) for t in dict.fromkeys((at[0], at[-1])))}/{runs[0].rounds}"
     after += " failed" if all(run.state == "failed" for run in runs) else ""
-    cell = _mean(
-        [value for _, value in newest], "accuracy", after + counted(len(newest), len(runs))
-    )
-    return cell._replace(competes=False)
+    after += counted(len(newest), len(runs))
+    return _mean([value for _, value in newest], "accuracy", after, competes=False)
 
 
-def _mean(values: Sequence[float], metric: str, after: str) -> _Cell:
+def _mean(values: Sequence[float], metric: str, after: str, *, competes: bool) -> _Cell:
     text = spread([100 * value for value in values], "{:.2f}") + after
-    return _Cell(text, *mean_and_std(values), metric, len(values), competes=True)
+    return _Cell(text, *mean_and_std(values), metric, len(values), competes=competes)
 
 
 def _printed(rows: Sequence[Published]) -> _Cell:
@@ -215,7 +203,7 @@ def _printed(rows: Sequence[Published]) -> _Cell:
     )
 
 
-def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> _Part:
+def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
     arrived = arrivals(runs, target)
     metrics = target.metrics
     number = f"{target.number:g}"
@@ -240,10 +228,12 @@ def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> _Part:
             )
     captions = [*_signs(pairs), *with_target(runs, target).captions]
     part = _lay_out(grid, pairs, f"to {target.title}", captions, higher_is_better=False)
-    if any(run.algorithm == BASELINE for run in runs):
-        part.values.extend(_value(grid, *cell, pair) for cell, pair in speedups.items())
-        part.settings.extend(grid.common_settings(*cell) for cell in speedups)
-    return part
+    if not any(run.algorithm == BASELINE for run in runs):
+        return part
+    return part._replace(
+        values=[*part.values, *(_value(grid, *cell, pair) for cell, pair in speedups.items())],
+        settings=[*part.settings, *(grid.common_settings(*cell) for cell in speedups)],
+    )
 
 
 def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int]) -> _Cell:
@@ -294,7 +284,7 @@ def _lay_out(
     captions: Sequence[str],
     *,
     higher_is_better: bool,
-) -> _Part:
+) -> Report:
     """The table, and its values for programs.
 
     Args:
@@ -325,8 +315,8 @@ def _lay_out(
         best=frozenset((r, c + shift) for r, c in best),
         settings=[grid.common_settings(row) for row in grid.rows],
     )
-    return _Part(
-        table,
+    return Report(
+        [table],
         [_value(grid, *cell, pair) for cell, pair in pairs.items()],
         [grid.common_settings(*cell) for cell in pairs],
     )

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from hpcfl.engine.timing import PHASES
 from hpcfl.io.table import render_tables
 from hpcfl.job.settings import labels
+from hpcfl.report.columns import duration
 from hpcfl.report.formats import drawn
 from hpcfl.report.names import DisplayNames
 from hpcfl.report.table import Table
@@ -61,7 +61,7 @@ def table(runs: Sequence[RunRecord], names: DisplayNames | None = None) -> str:
     if not any(seconds(run.log) for run in runs):
         return ""
     titles = (
-        "where the\ntime went",
+        "time\nby phase",
         *("wall\ntime", *(f"{phase}\n%" for phase in PHASES)),
         *("imba-\nlance", "clients\n/s", "examples\n/s"),
     )
@@ -75,7 +75,7 @@ def table(runs: Sequence[RunRecord], names: DisplayNames | None = None) -> str:
 
 def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:
     parts, found = seconds(log), shares(log)
-    wall = str(timedelta(seconds=round(math.fsum(parts.values())))) if parts else "-"
+    wall = duration(math.fsum(parts.values())) if parts else "-"
     slowest, clients, examples = imbalance(log), rate(log, "clients"), rate(log, "examples")
     return [
         wall,

@@ -97,7 +97,10 @@ def recorded_init(history: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def recorded_code(history: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
-    """The digests of the user's modules (``hpcfl.runner.own_code``), of each start that has any."""
+    """The digests of the user's modules, of each start that has any.
+
+    ``hpcfl.runner.user_code_digests`` makes them.
+    """
     found = (entry.get("code") for entry in history if "session" in entry)
     return tuple(code for code in found if code and isinstance(code, Mapping))
 

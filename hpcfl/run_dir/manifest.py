@@ -124,11 +124,17 @@ def find(root: Path, round: int) -> Checkpoint:
     return read(folder_of(root, round))
 
 
+def uncommit(folder: Path) -> None:
+    """Delete the manifest of a checkpoint, and fsync that, before any of its rows is reused.
+
+    After a loss of power, a checkpoint whose rows have changed must not look committed.
+    """
+    (folder / MANIFEST).unlink(missing_ok=True)
+    sync_folder(folder)
+
+
 def delete_newer(root: Path, after: int) -> None:
     """Delete the checkpoints of later rounds than ``after``, the newest first.
-
-    Each manifest is deleted first, and the deletion fsynced: a checkpoint whose rows are being
-    overwritten must not look committed after a loss of power.
 
     Raises:
         DiskError: the disk fails.
@@ -137,8 +143,7 @@ def delete_newer(root: Path, after: int) -> None:
     with write_errors(root):
         for folder in reversed(_folders(root)):
             if int(folder.name) > after:
-                (folder / MANIFEST).unlink(missing_ok=True)
-                sync_folder(folder)
+                uncommit(folder)
                 shutil.rmtree(folder)
 
 

@@ -15,8 +15,8 @@ from secrets import token_hex
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from hpcfl.job.schema import TrackerConfig, TrackerName
+from hpcfl.job.settings import Settings
 
-Settings = Mapping[str, Any]  # values by their dotted keys
 MLFLOW_STORE = "MLFLOW_TRACKING_URI"
 WANDB_MODE = "WANDB_MODE"
 _METRICS = 1000  # of one call, at most; a limit of MLflow

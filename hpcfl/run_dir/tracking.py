@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from hpcfl.errors import HpcflError, one_line
 from hpcfl.io.atomic import write_file
 from hpcfl.job.schema import TrackerConfig
+from hpcfl.job.settings import Settings
 from hpcfl.run_dir.tensorboard import curve_name
-from hpcfl.run_dir.trackers import Row, Settings, Tracker
+from hpcfl.run_dir.trackers import Row, Tracker
 from hpcfl.types import Record
 
 FLUSH_S = 10.0  # between two messages at least

@@ -31,7 +31,7 @@ from hpcfl.errors import (
     JobError,
     as_job_error,
     described,
-    is_own_fault,
+    is_fault_of_hpcfl,
     one_line,
 )
 from hpcfl.io.memory import refuse_large_job
@@ -313,7 +313,7 @@ def _dry_round(loaded: Loaded, x0: Vector) -> Schema:
     try:
         return dry_round(algorithm, x0.numel(), x0.dtype)
     except Exception as e:
-        if is_own_fault(e, algorithm):
+        if is_fault_of_hpcfl(e, algorithm):
             raise
         cure = "" if isinstance(e, BrokenRuleError) else TAKES_AND_RETURNS
         if isinstance(e, FrozenInstanceError):

@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch.utils import deterministic
 
+from hpcfl.io.cgroups import usable_cores
 from hpcfl.job.schema import Job
 
 
@@ -14,7 +15,7 @@ def configure_torch(job: Job, device: torch.device) -> None:
     """Set torch's global state: threads, precision, deterministic kernels."""
     keep_freed_memory()
     # Fewer only where a job for another machine is checked: a run with too few cores is refused.
-    torch.set_num_threads(min(job.threads, len(os.sched_getaffinity(0))))
+    torch.set_num_threads(min(job.threads, len(usable_cores())))
     # use_deterministic_algorithms(True) would import the compiler too: a second and 70 MB.
     torch.set_deterministic_debug_mode("error")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here

@@ -40,7 +40,7 @@ from hpcfl.errors import (
     defined,
     described,
     hint,
-    is_own_fault,
+    is_fault_of_hpcfl,
 )
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.io.code_file import short_name
@@ -131,18 +131,17 @@ class _Trial:
         self._note_probabilities(outputs)
         algorithm, none = components.algorithm, x0[:0]
         start = (x0,) if algorithm.warm_start else ()
-        initial = [(*self._full_gradients(client, start), none)[0] for client in clients]
+        initial = [next(iter(self._full_gradients(client, start)), none) for client in clients]
         with self._algorithm():
             server = first_server(algorithm, x0, torch.stack(initial).mean(0))
             points = full_gradient_points(algorithm, server)
         full_grads = [self._full_gradients(client, points) for client in clients]
         means = [torch.stack(grads).mean(0) for grads in zip(*full_grads, strict=True)]
         common = means[0] if algorithm.full_gradient == "cohort" else none
+        full = [next(iter(grads), none) for grads in full_grads]
         members = [
-            lambda client=client, full=(*grads, none)[0], first=first: self._member(
-                client, full, common, first
-            )
-            for client, grads, first in zip(clients, full_grads, initial, strict=True)
+            partial(self._member, client, grad, common, first)
+            for client, grad, first in zip(clients, full, initial, strict=True)
         ]
         size, lr = len(members), components.job.local_lr(0)
         cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
@@ -179,7 +178,7 @@ class _Trial:
         with self._data():
             before = generators()
             batch = next(self._components.clients.task(client, 0, steps=1).batches)
-            self._require_undrawn(before, "data.kind", "data", "its transform", "use the draws")
+            self._require_undrawn(before, "data", "kind", "its transform", "use the draws")
         return batch
 
     def _try_rows(self) -> None:
@@ -255,7 +254,7 @@ class _Trial:
             before = generators()
             outputs = self._gradient.predict(x0, batch.inputs)
             said = "its forward pass in an evaluation"
-            self._require_undrawn(before, "model.name", "model", said, "drop while training alone")
+            self._require_undrawn(before, "model", "name", said, "drop while training alone")
         return grads[0], outputs
 
     def _repeat_model(self, grad: Vector, outputs: Tensor) -> None:
@@ -355,7 +354,7 @@ class _Trial:
                 _, found = self._gradient.stochastic(point, batch, seed)
                 drawn = generators()._replace(torch=before.torch, cuda=before.cuda)
             said, advice = "its forward pass", "use torch.nn.Dropout or torch's own generator"
-            self._require_undrawn(before, "model.name", "model", said, advice, drawn)
+            self._require_undrawn(before, "model", "name", said, advice, drawn)
         return found
 
     def _try_tests(self) -> None:
@@ -446,8 +445,8 @@ class _Trial:
     def _require_undrawn(
         self,
         before: Generators,
-        key: str,
         section: str,
+        key: str,
         what: str,
         advice: str,
         after: Generators | None = None,
@@ -455,10 +454,10 @@ class _Trial:
         """Refuse draws from the generators of the process."""
         drew = (after or generators()).changed(before)
         if drew:
-            where = self._forward if section == "model" else ""
+            where = self._forward if section == "model" else self._transform
             raise JobError(
-                f"{key}: {self._components.loaded.tree[section][key.split('.')[1]]}: {what}{where} "
-                f"draws from {' and '.join(drew)}{_KEYED}{advice}"
+                f"{self._name(section, key)}: {what}{where} draws from {' and '.join(drew)}"
+                f"{_KEYED}{advice}"
             )
 
 
@@ -506,7 +505,7 @@ def _as_one_line(
 
     def convert(e: Exception) -> JobError | None:
         broken = isinstance(e, BrokenRuleError) or (runs_model and _refused_by_torch(e))
-        if is_own_fault(e, *called) and not broken:
+        if is_fault_of_hpcfl(e, *called) and not broken:
             return None
         more = "" if isinstance(e, BrokenRuleError) else hint()
         said = described(e, otherwise=otherwise)

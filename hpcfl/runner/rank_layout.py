@@ -18,10 +18,11 @@ from hpcfl.comm.launcher import detect
 from hpcfl.comm.watched import Watched
 from hpcfl.errors import JobError
 from hpcfl.io.boot_id import boot_id
+from hpcfl.io.cgroups import usable_cores
 from hpcfl.job.schema import Job, Loaded
 from hpcfl.runner.device import device_of
 from hpcfl.runner.environment import processor
-from hpcfl.runner.own_code import code_digests
+from hpcfl.runner.user_code_digests import code_digests
 from hpcfl.version import __version__
 
 _NUMA = Path("/sys/devices/system/node")
@@ -52,7 +53,7 @@ class RankInfo(BaseModel):
     versions: dict[str, str]
     """Of the packages that must be the same on all ranks."""
     code: dict[str, str]
-    """The digests of the files of the user's classes (``own_code``)."""
+    """The digests of the files of the user's classes (``user_code_digests``)."""
     job: str
     """A hash of the job and the run directory that it was given."""
     fault: str = ""
@@ -138,7 +139,7 @@ def describe(infos: Sequence[RankInfo]) -> str:
 
 def _own_info(loaded: Loaded, out: Path, comm: Watched) -> str:
     """Where this rank is, as JSON."""
-    cores = _cores()
+    cores = usable_cores()
     tree = json.dumps([loaded.tree, str(out)], sort_keys=True, default=str)
     device, fault = torch.device("cpu"), ""
     try:
@@ -269,13 +270,6 @@ def _span(members: Sequence[RankInfo]) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number != 1)
-
-
-def _cores() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _numa(cores: Sequence[int]) -> list[int]:

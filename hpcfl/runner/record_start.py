@@ -17,9 +17,9 @@ from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
-from hpcfl.runner.own_code import code_digests
 from hpcfl.runner.rank_layout import Ranks
 from hpcfl.runner.session import RankSession
+from hpcfl.runner.user_code_digests import code_digests
 
 
 def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:

@@ -188,7 +188,7 @@ class Table:
         return RowEntry(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
 
 
-def prune(root: Path, keep_names: Iterable[str], session: str) -> list[Path]:
+def prune(root: Path, keep_names: Iterable[str], session: str) -> None:
     """Delete the segments of earlier sessions that no kept checkpoint names.
 
     Only rank 0 calls it: other ranks may see an older content of the folder on a network disk.
@@ -197,18 +197,12 @@ def prune(root: Path, keep_names: Iterable[str], session: str) -> list[Path]:
         root: the folder of the segments.
         keep_names: what ``named`` returns for the kept checkpoints.
         session: the name of this session; its files, complete or not, are not deleted.
-
-    Returns:
-        The files that were deleted.
     """
     keep = set(keep_names)
-    deleted = []
     for path in sorted(root.rglob("*")):
         match = segment.NAME.fullmatch(path.name)
         if match and match["session"] != session and path.relative_to(root).as_posix() not in keep:
             path.unlink()
-            deleted.append(path)
-    return deleted
 
 
 def file_name(rank: int) -> str:

@@ -1,4 +1,4 @@
-"""The cores, GPUs and memory of this machine, and how many runs fit at once."""
+"""The cores and GPUs of this machine, the memory of processes, and whether one more run fits."""
 
 import math
 import os
@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from hpcfl.io.cgroups import core_quotas
+from hpcfl.io.cgroups import core_quotas, usable_cores
 from hpcfl.io.memory import PROC, number
 
 
 def cores() -> int:
     """How many cores this process may use, whether or not it is bound to them."""
-    bound = hasattr(os, "sched_getaffinity")
-    found = [len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1]
+    found = [len(usable_cores())]
     # Of the step, or of the batch script outside of one.  SLURM_CPUS_PER_TASK would be too few
     # there: a sweep is one task, and may use those of all tasks.
     if (allocated := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdigit():
@@ -54,7 +53,7 @@ def process_tree(process: int) -> list[Process]:
     return found
 
 
-def parallel_runs(free: int, need: int, taken: Iterable[int]) -> bool:
+def one_more_fits(free: int, need: int, taken: Iterable[int]) -> bool:
     """Whether one more run fits.
 
     Args:

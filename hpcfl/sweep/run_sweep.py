@@ -31,7 +31,7 @@ from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.pending import PendingRun, job_of, pending_runs, write_jobs
 from hpcfl.sweep.process import RunProcess, mpirun
 from hpcfl.sweep.progress import SweepProgress
-from hpcfl.sweep.resources import cores, gpus, parallel_runs
+from hpcfl.sweep.resources import cores, gpus, one_more_fits
 
 POLL_S = 0.2  # between two polls of the runs
 # Exit codes of a run that a signal ended before it had installed its handlers, as Popen, a shell
@@ -252,7 +252,7 @@ class _Scheduler:
             return False  # one run alone, until it has shown how much memory a run needs
         # A young run's state cache may still be empty: count it as full.
         taken = [run.memory for _, run in self._active.values()]
-        return parallel_runs(free, self._largest + self._cache, taken)
+        return one_more_fits(free, self._largest + self._cache, taken)
 
     def _start(self, entry: PendingRun) -> None:
         slot = next(slot for slot in range(self._slots) if slot not in self._active)

@@ -1,42 +1,40 @@
 import numpy as np
 import pytest
 
-from hpcfl.data.batches import order, steps, taken
+from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
 
 
-def drawn(examples, seed=0, **how):
-    settings = {"batch_size": None, "epochs": None, "steps": None, "drop_last": False, **how}
-    batches = list(order(examples, **settings, generator=lambda: np.random.default_rng(seed)))
-    assert len(batches) == steps(examples, **settings)
+def drawn(examples, seed=0, *, batch_size=None, epochs=None, steps=None, drop_last=False):
+    if steps is None:
+        steps = steps_of_passes(examples, batch_size=batch_size, epochs=epochs, drop_last=drop_last)
+    batches = list(
+        order(
+            examples,
+            batch_size=batch_size,
+            steps=steps,
+            drop_last=drop_last,
+            generator=lambda: np.random.default_rng(seed),
+        )
+    )
+    assert len(batches) == steps
     return batches
 
 
 @pytest.mark.parametrize(
-    ("examples", "batch_size", "epochs", "given", "drop_last", "expected"),
+    ("examples", "batch_size", "epochs", "drop_last", "expected"),
     [
-        (500, 64, 1, None, False, 8),  # the FedHBM paper's J on CIFAR-10, 100 clients
-        (100, 64, 1, None, False, 2),  # and with 500 clients
-        (500, 64, 3, None, False, 24),
-        (500, 64, 1, None, True, 7),
-        (500, 50, 5, None, True, 50),
-        (3, 64, 2, None, True, 2),  # drop_last keeps at least one batch a pass
-        (10, None, 4, None, False, 4),
-        (10, 3, None, 17, False, 17),
-        (10, None, None, 17, True, 17),
+        (500, 64, 1, False, 8),  # the FedHBM paper's J on CIFAR-10, 100 clients
+        (100, 64, 1, False, 2),  # and with 500 clients
+        (500, 64, 3, False, 24),
+        (500, 64, 1, True, 7),
+        (500, 50, 5, True, 50),
+        (3, 64, 2, True, 2),  # drop_last keeps at least one batch a pass
+        (10, None, 4, False, 4),
     ],
 )
-def test_steps(examples, batch_size, epochs, given, drop_last, expected):
-    assert (
-        steps(examples, batch_size=batch_size, epochs=epochs, steps=given, drop_last=drop_last)
-        == expected
-    )
-
-
-def test_exactly_one_of_epochs_and_steps():
-    with pytest.raises(ValueError, match="exactly one"):
-        steps(4, batch_size=2, epochs=1, steps=1, drop_last=False)
-    with pytest.raises(ValueError, match="exactly one"):
-        steps(4, batch_size=2, epochs=None, steps=None, drop_last=False)
+def test_steps(examples, batch_size, epochs, drop_last, expected):
+    how = {"batch_size": batch_size, "epochs": epochs, "drop_last": drop_last}
+    assert steps_of_passes(examples, **how) == expected
 
 
 def test_each_pass_holds_every_example_once_and_is_shuffled_anew():
@@ -75,8 +73,8 @@ def test_no_step_at_all():
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 1, 3, 7, 10, 64])
 @pytest.mark.parametrize("work", [1, 2, 4, 9, 20])
-def test_the_examples_that_are_taken(batch_size, work, drop_last):
+def test_the_examples_in_all_batches(batch_size, work, drop_last):
     """As many as the batches hold, whatever passes and partial batches the steps go through."""
     for examples in (1, 3, 10, 21):
         how = {"batch_size": batch_size, "steps": work, "drop_last": drop_last}
-        assert taken(examples, **how) == sum(map(len, drawn(examples, **how)))
+        assert examples_in_batches(examples, **how) == sum(map(len, drawn(examples, **how)))

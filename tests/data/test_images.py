@@ -29,8 +29,8 @@ def test_the_same_draw_cropped_and_flipped_by_hand():
     crops = draws() % 162
     assert len({d // 81 for d in crops.tolist()}) == 2
     expected = by_hand(IMAGES, crops)
-    assert np.array_equal(crop_flip(IMAGES, 4, draws()).numpy(), expected)
-    assert np.array_equal(crop_flip(IMAGES, 4, crops).numpy(), expected)
+    assert np.array_equal(crop_flip(IMAGES, 4, draws(), IMAGES.shape[1:3]).numpy(), expected)
+    assert np.array_equal(crop_flip(IMAGES, 4, crops, IMAGES.shape[1:3]).numpy(), expected)
 
 
 def test_without_draws_images_are_only_normalised():
@@ -44,7 +44,7 @@ def test_without_draws_images_are_only_normalised():
 
 
 def test_augmented_images_are_normalised_likewise():
-    cropped = crop_flip(IMAGES, 4, draws())
+    cropped = crop_flip(IMAGES, 4, draws(), IMAGES.shape[1:3])
     assert torch.equal(
         TRANSFORM(IMAGES, torch.float32, draws()), TRANSFORM(cropped, torch.float32, None)
     )
@@ -81,11 +81,11 @@ def test_only_the_rows_and_the_draws_determine_the_bits():
 
 def test_every_image_has_a_draw_of_its_own():
     same = IMAGES[:1].expand(40, -1, -1, -1)
-    assert len(torch.unique(crop_flip(same, 4, draws()), dim=0)) > 30
+    assert len(torch.unique(crop_flip(same, 4, draws(), same.shape[1:3]), dim=0)) > 30
 
 
 def test_a_rectangle_with_one_channel():
     images = IMAGES[:, :20, :, :1]
-    cropped = crop_flip(images, 0, draws())
+    cropped = crop_flip(images, 0, draws(), images.shape[1:3])
     flips = (draws() % 2).bool()
     assert torch.equal(cropped, torch.where(flips[:, None, None, None], images.flip(2), images))

@@ -272,6 +272,8 @@ DRAWN = {
         ("a", {"tests": -1}, "a.tests: found -1, expected a number greater than or equal to 0"),
         ("a", {"costs": {**GIVEN, "reed": 1.0}}, 'a.costs.reed: a.costs has no "reed" (it has'),
         ("a", {"costs": {"origin": "x"}}, "a.costs.step_s: missing; it has no default, so it"),
+        ("a", {"cohorts": [2, 5]}, "cohorts: found 5, but there are 4 clients; use at most 4"),
+        ("a", {"examples": 3}, "found 4 clients and 3 examples, expected an example for each"),
     ],
 )
 def test_bad_scales(refused, tmp_path, name, changes, said):

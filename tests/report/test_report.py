@@ -196,7 +196,9 @@ def test_scores_that_were_asked_for_have_columns(run_dir):
     """As soon as one run has them; a log without them is as before."""
     scored, plain_ = read_run(run_dir([*LOG[:4], {**LOG[4], **ASKED}])), read_run(run_dir(name="b"))
     title, _, first, second, *_ = to_markdown(by_run([scored, plain_])).splitlines()
-    assert "| top 5 % | objective | clients mean % | worst 10th % | own models mean % |" in title
+    assert (
+        "| top 5 % | objective | clients mean % | worst decile % | local models mean % |" in title
+    )
     assert "| **0.5** | 95.00 | 0.25 | 75.00 | 50.00 | 87.50 | 62.50 | 40 bytes |" in first
     assert "| **0.5** | - | - | - | - | - | - | 40 bytes |" in second
     assert "objective" not in to_markdown(by_run([plain_]))

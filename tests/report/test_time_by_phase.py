@@ -51,11 +51,11 @@ def test_a_report_says_where_the_time_went(job, hpcfl, tmp_path):
     log.write_bytes(log_of({k: e[k] for k in keep if k in e} for e in lines))
     shutil.rmtree(log.parent / "checkpoints")  # whose log it was
     said = hpcfl("report", tmp_path / "runs", "--plot", tmp_path / "p.png").out
-    start = next(k for k, text in enumerate(said) if "where the" in text)
-    new, old = ([c.strip() for c in said[start + k].strip("|").split("|")] for k in (3, 4))
+    start = next(k for k, text in enumerate(said) if "by phase" in text)
+    new, old = ([c.strip() for c in said[start + k].strip("|").split("|")] for k in (2, 3))
     assert (new[0], old[0]) == ("new", "old")
     parts = list(map(float, new[2 : 2 + len(PHASES)]))
     assert sum(parts) == pytest.approx(100, abs=0.05 * len(PHASES))
     assert set(old[1 : 3 + len(PHASES)]) == {"-"}
     for other in (["--format", "csv", tmp_path / "runs"], [log.parent]):
-        assert not any("where the" in text for text in hpcfl("report", *other).out)
+        assert not any("by phase" in text for text in hpcfl("report", *other).out)

@@ -13,7 +13,7 @@ from torch import nn
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.engine.global_generators import generators
-from hpcfl.errors import is_own_fault
+from hpcfl.errors import is_fault_of_hpcfl
 from hpcfl.job.schema import load
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.step import Gradient
@@ -725,7 +725,7 @@ def test_a_shape_that_a_loss_refuses():
     with pytest.raises(RuntimeError) as caught:
         squared(torch.zeros(2, 3), torch.zeros(5))
     assert preflight._refused_by_torch(caught.value)
-    assert is_own_fault(ValueError(), Linear())
+    assert is_fault_of_hpcfl(ValueError(), Linear())
     with pytest.raises(AttributeError) as caught:
         squared(None, None)
     assert not preflight._refused_by_torch(caught.value)
@@ -775,9 +775,9 @@ def test_a_hook_may_name_its_arguments_otherwise(name, module, job, hpcfl):
 
 
 def test_memory_that_cannot_be_had_is_of_the_job():
-    assert not is_own_fault(MemoryError())
-    assert not is_own_fault(RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB."))
-    assert is_own_fault(RuntimeError("no such key"), FedAvg())
+    assert not is_fault_of_hpcfl(MemoryError())
+    assert not is_fault_of_hpcfl(RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB."))
+    assert is_fault_of_hpcfl(RuntimeError("no such key"), FedAvg())
 
 
 def test_the_trial_leaves_no_trace(job, own_process):

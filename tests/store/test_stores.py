@@ -310,9 +310,9 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
     (root / "now-r0001-s0000.h5.part").touch()
     (root / "notes.h5").touch()
     before = set(root.rglob("*"))
-    deleted = row_table.prune(root, row_table.named([a]), "now")
+    row_table.prune(root, row_table.named([a]), "now")
+    deleted = before - set(root.rglob("*"))
     assert {p.name for p in deleted} == {"lost-r0000-s0000.h5", "lost-r0001-s0000.h5.part"}
-    assert before - set(root.rglob("*")) == set(deleted)
     assert {path.name for path in before - set(deleted) if path.is_file()} == {
         "old-r0000-s0000.h5",
         "now-r0000-s0000.h5",

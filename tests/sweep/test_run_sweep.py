@@ -19,7 +19,7 @@ from hpcfl.signals import latch_early
 from hpcfl.sweep import run_sweep
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import pending_runs
-from hpcfl.sweep.resources import parallel_runs
+from hpcfl.sweep.resources import one_more_fits
 from hpcfl.sweep.run_sweep import Outcome
 from tests.rundirs import cut_log, resolved
 
@@ -358,10 +358,10 @@ def test_exit_codes(tmp_path, codes, finished, code):
 
 
 def test_room_is_kept_for_what_the_present_runs_will_take():
-    assert parallel_runs(10, 5, [5])
-    assert not parallel_runs(9, 5, [0])  # 5 of them are spoken for
-    assert parallel_runs(10, 5, [0])
-    assert not parallel_runs(4, 5, [9])
+    assert one_more_fits(10, 5, [5])
+    assert not one_more_fits(9, 5, [0])  # 5 of them are spoken for
+    assert one_more_fits(10, 5, [0])
+    assert not one_more_fits(4, 5, [9])
 
 
 class Scripted:

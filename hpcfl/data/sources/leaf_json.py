@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.data.download import Track
+from hpcfl.data.labels import require_classes
 from hpcfl.data.sources import leaf_arrays
 from hpcfl.data.sources.shakespeare import ALPHABET
 from hpcfl.errors import DataError
@@ -138,9 +139,4 @@ def check(user: User, classes: int, shape: tuple[int, ...]) -> None:
     """
     if user.x.shape[1:] != shape:
         raise DataError(f"{user}: x holds {user.x.shape[1]} numbers a row, others {shape[0]}")
-    wrong = (user.y < 0) | (user.y >= classes)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"{user}: the label of row {row} is {user.y[row]}, expected 0 to {classes - 1}"
-        )
+    require_classes(str(user), user.y, classes)

@@ -15,6 +15,7 @@ from hpcfl.data.grayscale import SIDE, Grey, levels
 from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
+from hpcfl.data.labels import require_classes
 from hpcfl.data.partition import Rows, consecutive_rows
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.cifar100 import Cifar100
@@ -205,13 +206,7 @@ def _client(
     if len(x) != len(y) or not len(x):
         raise DataError(f"{path}: client {name!r} has {len(x)} images and {len(y)} labels")
     labels = y[()].astype(np.int64)
-    wrong = (labels < 0) | (labels >= files.classes)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"{path}: client {name!r}: the label of row {row} is {labels[row]}, expected 0 to "
-            f"{files.classes - 1}"
-        )
+    require_classes(f"{path}: client {name!r}", labels, files.classes)
     if x.dtype == np.uint8:
         return x[()], labels
     try:

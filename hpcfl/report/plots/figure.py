@@ -48,8 +48,8 @@ class FigureSize(NamedTuple):
         return found
 
 
-def check_text(option: str, text: str) -> str:
-    """A text that matplotlib can write; what is between dollar signs is mathematics.
+def check_text(option: str, text: str) -> None:
+    """Check that matplotlib can write a text; what is between dollar signs is mathematics.
 
     Raises:
         JobError: the mathematics is none that matplotlib knows.
@@ -66,7 +66,6 @@ def check_text(option: str, text: str) -> str:
                 f"{option}: found {text!r}, whose mathematics between $ and $ matplotlib cannot "
                 f"read: {reason}; write \\$ for a dollar sign"
             ) from None
-    return text
 
 
 def new_figure(

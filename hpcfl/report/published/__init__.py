@@ -38,7 +38,7 @@ class Published:
     paper: str
     table: str
     set_up: Mapping[str, str]
-    """Further settings that the table gives for its runs."""
+    """Data, model, split, clients, cohort and algorithm; what the table leaves open is absent."""
     settings: Settings
     """The keys of a job that the table varies or states."""
     metric: str

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from hpcfl.data.batches import order
+from hpcfl.data.batches import order, steps_of_passes
 from hpcfl.seeds import stream
 from tests.algorithms.play import Array, Problem
 
@@ -75,12 +75,11 @@ class Setting:
     def batches(self, client: int, t: int) -> Iterator[Gradient]:
         """The gradient of each local step's batch, as a function of the point."""
         own = self.problem.rows(client)
+        cut = {"batch_size": self.batch, "drop_last": self.drop_last}
         for chosen in order(
             len(own),
-            batch_size=self.batch,
-            epochs=None if self.steps else self.epochs,
-            steps=self.steps,
-            drop_last=self.drop_last,
+            **cut,
+            steps=self.steps or steps_of_passes(len(own), epochs=self.epochs, **cut),
             generator=partial(stream, self.seed, "shuffle", t, client),
         ):
             yield lambda y, rows=own[chosen]: self.clipped(rows, y)
