@@ -10,8 +10,8 @@
 #
 # Every task is requeued and goes on as slurm/run.sh does.  From the environment, besides its own:
 #   HPCFL_OUT   the directory of the runs
-#   HPCFL_PACK  so many points of a sweep are played at once by a task, on one node and its GPUs:
-#               task i plays points i * HPCFL_PACK and on
+#   HPCFL_PACK  so many points of a sweep are run at once by a task, on one node and its GPUs:
+#               task i runs points i * HPCFL_PACK and on
 #
 #SBATCH --job-name=hpcfl
 #SBATCH --cpus-per-task=1

@@ -7,10 +7,10 @@
 #
 # The same command goes on with the same run, also as a new Slurm job and on other numbers of nodes.
 # Submit from the directory that the job's paths are relative to.  hpcfl is taken from .venv there,
-# or else from the environment that was active at submission.  A sweep, SWEEP.yaml, is played on one
+# or else from the environment that was active at submission.  A sweep, SWEEP.yaml, is run on one
 # node and all GPUs that the job has there.  The directory of a run is resumed.  From the environment:
 #   HPCFL_OUT         the run directory; default as `hpcfl run` and `hpcfl sweep` take it
-#   HPCFL_MPI         srun's --mpi: pmi2 (default; MPICH and its kin) or pmix (Open MPI)
+#   HPCFL_MPI         srun's --mpi: pmi2 (default; MPICH and those like it) or pmix (Open MPI)
 #   HPCFL_MAX_STARTS  how many starts in a row may end without a new checkpoint; default 3
 #   HPCFL_WAIT_S      how long a start waits for ranks of an earlier one that are alive on a node which
 #                     Slurm lost; default 900 (their watchdog ends them after comm.timeout_s, 600)
@@ -22,7 +22,7 @@
 #                     `hpcfl check ARGUMENT --kind` says
 #   HPCFL_SEED        the seed of the run, which is one of several
 #   HPCFL_INDEX       set by slurm/array.sh: the number of the task, a seed or a point of a sweep
-#   HPCFL_PACK        with HPCFL_INDEX: so many points of a sweep are played by a task
+#   HPCFL_PACK        with HPCFL_INDEX: so many points of a sweep are run by a task
 #   HPCFL_STAGE, HPCFL_DATA, HPCFL_SCRATCH   set by slurm/staged.sh: files to be copied to the nodes
 #
 # This file alone decides whether a job is requeued: the other scripts end by starting it.  A start
@@ -221,7 +221,7 @@ if [ "$task" = job ]; then
   command=("${hpcfl[@]}" run "$@" --out "$out" --continue)
 fi
 
-# The committed checkpoints of this job's runs: other tasks of an array may play other points of the
+# The committed checkpoints of this job's runs: other tasks of an array may run other points of the
 # same sweep.  Those of round 0 are no progress.
 committed() {
   local run
@@ -331,7 +331,7 @@ wait_for_earlier() {
 }
 
 # Start the ranks, and wait for them.
-play() {
+run_attempt() {
   local start
   if [ -n "$sweep" ]; then
     # One task, which starts the runs itself.  srun would take over how the job's GPUs were asked
@@ -436,7 +436,7 @@ else
   if [ -n "$asked" ]; then
     status=75 again="stopped before the ranks were started"
   elif [ "$status" = 0 ]; then
-    play
+    run_attempt
   fi
   judge
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Called by landmarks.sh and its kin inside a Slurm job, not by sbatch: as run.sh, with data and
+# Called by landmarks.sh and the scripts like it inside a Slurm job, not by sbatch: as run.sh, with data and
 # client states on disks of the nodes' own.  run.sh copies the files, for it knows what to do where
 # that fails, and on a signal meanwhile.
 #   staged.sh FILE [FILE ...] JOB.yaml [key=value ...]

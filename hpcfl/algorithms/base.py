@@ -1,6 +1,6 @@
 """The contract between an algorithm and the engine.
 
-One round, as the engine plays it (x, y, delta, ... are flat vectors [P]):
+One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
 
     server <- init_server(x0)                                          # once
     if warm_start: state_i <- warm_start_client(state_i, grad f_i(x0)) of every client i, and

@@ -1,6 +1,6 @@
 """Measure rounds on a GPU: models, precisions and executors beside a bare loop and pfl.
 
-Each subject is a model in a precision; its sides play a round in turn.  The data are random, in the
+Each subject is a model in a precision; its sides run a round in turn.  The data are random, in the
 shapes of CIFAR-10, Shakespeare and a table, so that nothing needs to be fetched.  A GPU may be lent
 for minutes only: after each subject the figures are written, and a later call measures those that
 are missing.
@@ -40,7 +40,7 @@ WORKS = {
     "linear": Work(1000, 20, 50, 10, 0.1),
 }
 REHEARSAL = Work(3, 2, 2, 2, 0.01)
-IMAGES = ("cnn", "lenet", "resnet20")  # which pfl plays, too
+IMAGES = ("cnn", "lenet", "resnet20")  # which pfl runs, too
 _OWN = ("date", "cores", "threads")  # may differ between the calls that measure one file
 
 
@@ -61,7 +61,7 @@ class Figures:
 
     Args:
         path: the file, which may exist; None: nothing is kept.
-        rehearsal: whether tiny works are played on the CPU.
+        rehearsal: whether tiny jobs are run on the CPU.
         device: that is measured.
 
     Raises:
@@ -153,13 +153,13 @@ def bench_gpu(
         path: a file of figures to continue and to write.
         python: an interpreter that has pfl; the running one when None, if it has it.
         minutes: after the first subject, none is begun that would probably end later.
-        rehearse: play tiny works on the CPU.
+        rehearse: run tiny jobs on the CPU.
 
     Raises:
         JobError: there is no GPU; or the file or the interpreter does not fit.
     """
     if not rehearse and not torch.cuda.is_available():
-        raise JobError("bench gpu: found no GPU; --rehearse plays tiny works on the CPU")
+        raise JobError("bench gpu: found no GPU; --rehearse runs tiny jobs on the CPU")
     began, longest = monotonic(), 0.0
     device = torch.device("cpu") if rehearse else torch.device("cuda", 0)
     figures = Figures(path, rehearsal=rehearse, device=device)

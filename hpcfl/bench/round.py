@@ -83,11 +83,11 @@ class Comparison(NamedTuple):
 
         The difference of both sides' medians over the turns with a client; None if there is none.
         """
-        played = [turn for turn, visits in enumerate(self.visits) if visits]
-        if not played:
+        trained = [turn for turn, visits in enumerate(self.visits) if visits]
+        if not trained:
             return None
         engine, bare = (
-            median(side.values[turn] / self.visits[turn] for turn in played)
+            median(side.values[turn] / self.visits[turn] for turn in trained)
             for side in (self.engine, self.bare)
         )
         return 1e3 * (engine - bare)
@@ -125,7 +125,7 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Comparison:
     rounds = loaded.job.rounds // (pairs + 1)  # of a turn
     if not rounds:
         raise JobError(
-            f"rounds: found {loaded.job.rounds}, but {pairs} turns and a warm-up play at least "
+            f"rounds: found {loaded.job.rounds}, but {pairs} turns and a warm-up need at least "
             f"{pairs + 1}; set rounds={pairs + 1} or more"
         )
     with ExitStack() as stack:
@@ -133,10 +133,10 @@ def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Comparison:
         times, gaps = _take_turns(
             components, TimedRounds(run, rounds), BareLoop(components, run, rounds), pairs
         )
-    played = [len(run.schedule.draw(t)) for t in range(rounds * (pairs + 1))]
+    visits = [len(run.schedule.draw(t)) for t in range(rounds * (pairs + 1))]
     return Comparison(
         loaded.name,
-        [sum(played[k : k + rounds]) for k in range(rounds, len(played), rounds)],
+        [sum(visits[k : k + rounds]) for k in range(rounds, len(visits), rounds)],
         Measurement(loaded.name, "engine", "s", [a for a, _ in times]),
         Measurement(loaded.name, "bare loop", "s", [b for _, b in times]),
         max(gaps, default=None),

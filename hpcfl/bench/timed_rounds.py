@@ -15,7 +15,7 @@ from torch import Tensor
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
-from hpcfl.engine.loop import play
+from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import Run
 from hpcfl.job.schema import Loaded
 from hpcfl.run_dir.log import RunLog
@@ -79,7 +79,7 @@ class TimedRounds:
         end = self._done + self._turn
         began = self._clock()
         schedule = replace(self._run.schedule, rounds=end)
-        self._server = play(replace(self._run, schedule=schedule), self._server, self._done)
+        self._server = run_rounds(replace(self._run, schedule=schedule), self._server, self._done)
         self._done = end
         return self._clock() - began
 

@@ -9,7 +9,7 @@
         manifest.json        round, ranks, job and checksums, also of itself
 
 Each rank writes its rows, rank 0 everything else.  All files but the manifest are written in the
-background, while the next rounds are played.  Renaming the manifest into place commits the
+background, while the next rounds run.  Renaming the manifest into place commits the
 checkpoint; a folder without a manifest is deleted at the next resume.
 """
 

@@ -14,7 +14,7 @@ from hpcfl.report.formats import drawn
 from hpcfl.report.plots.figure import FigureSize, check_plot
 from hpcfl.report.plots.local_paths import Panel, plot_local_paths
 from hpcfl.report.table import Table
-from hpcfl.runner.local_paths import play_quadratics
+from hpcfl.runner.local_paths import run_quadratics
 from hpcfl.sweep.grid import read_sweep
 
 MOST = 12  # panels that are still legible on a page
@@ -47,7 +47,7 @@ def draw_drift(
     check_plot(plot)
     panels = []
     for title, loaded in _jobs(file, overrides, only).items():
-        found = play_quadratics(loaded)
+        found = run_quadratics(loaded)
         panels.append(Panel(title, found.paths, found.curvature, found.linear))
     plot_local_paths(panels, plot, size)
     titles = ["run", "rounds", "server to\nminimum", "farthest\nlocal model"]

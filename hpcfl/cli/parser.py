@@ -320,7 +320,7 @@ def _add_plan_and_list(commands: Any) -> None:
     )
     plan.add_argument("--pieces", type=_path, help=argparse.SUPPRESS)  # --costs in version 0.1
     plan.add_argument(
-        "--scale", action="store_true", help="JOB is a file as docs/scale.yaml: rounds on paper"
+        "--scale", action="store_true", help="JOB is a file as docs/scale.yaml: predicted rounds"
     )
     plan.add_argument("--plot", type=_path, metavar="F", help=".png, .pdf or .svg, with --scale")
     plan.set_defaults(command="plan")

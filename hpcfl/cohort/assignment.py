@@ -92,7 +92,7 @@ class Balance:
     ) -> None:
         self._draw, self._rounds, self._rank, self._ranks = draw, rounds, rank, ranks
         self._owner, self._work = owner, work
-        # Two rounds are cached: the next one is used while this one is played.
+        # Two rounds are cached: the next one is used while this one runs.
         self.assignment = lru_cache(2)(self._assignment)
         """Round -> the assignment of this rank; after the last round, an empty one."""
 

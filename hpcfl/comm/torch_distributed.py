@@ -38,7 +38,7 @@ class _ProcessGroup:
     def __init__(self, launch: Launch, timeout_s: float) -> None:
         self._rendezvous = meet(launch, self.backend, timeout_s)
         # Keys of this group alone: torchrun keeps the store when it starts ranks again, and a
-        # process that plays several runs keeps it, too.
+        # process that does several runs keeps it, too.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"hpcfl/{attempt}/{next(_GROUPS)}", self._rendezvous.store)
         self.rank, self.size = launch.rank, launch.size

@@ -1,4 +1,4 @@
-"""The base of data sets of 28x28 grey images that are published as IDX files: MNIST and its kin."""
+"""The base of data sets of 28x28 grey images in IDX files, as MNIST is published."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ class IdxImages(DataConfig):
             return self._official(layout.train), self._official(layout.test)
         if not self._npz.is_file():
             raise DataError(
-                f"{self.root}: found neither {layout.train[0]}[.gz] and its kin nor "
+                f"{self.root}: found neither {layout.train[0]}[.gz] and the like nor "
                 f"{self._npz.name}; put them there, set data.root to where they are, or say "
                 f"{prepare_command(layout.prepare, self.root)}"
             )

@@ -67,7 +67,7 @@ class Callback:
     def round(self, record: Record, model: RoundModel) -> None:
         """Called after every round, when its line is in the log.
 
-        A resume plays the rounds after its checkpoint again, and calls this again for them.
+        A resume runs the rounds after its checkpoint again, and calls this again for them.
 
         Args:
             record: the round's line of log.jsonl, less what it says of single ranks.  That of

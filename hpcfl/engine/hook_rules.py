@@ -32,7 +32,7 @@ KEEPS_NOTHING = (
 _RETURNED = ("the upload", "the client's next state")  # by finish
 
 
-class Played(NamedTuple):
+class ClientHookResults(NamedTuple):
     """The results of one client's round."""
 
     upload: Any
@@ -156,7 +156,7 @@ def known_to_server(algorithm: Algorithm, means: Sequence[Vector]) -> tuple[Vect
     return tuple(means) if algorithm.full_gradient in KNOWN_TO_SERVER else ()
 
 
-def play_prepare(algorithm: Algorithm, server: Any, cohort: Cohort) -> Any:
+def call_prepare(algorithm: Algorithm, server: Any, cohort: Cohort) -> Any:
     """The server before the broadcast.
 
     Raises:
@@ -167,7 +167,7 @@ def play_prepare(algorithm: Algorithm, server: Any, cohort: Cohort) -> Any:
     return after
 
 
-def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
+def call_client_hooks(algorithm: Algorithm, message: Any, member: Member) -> ClientHookResults:
     """One client's round, of one local step.
 
     Raises:
@@ -217,10 +217,10 @@ def play_client(algorithm: Algorithm, message: Any, member: Member) -> Played:
                 f"returns a state whose {name} is {leaf.dtype}; expected {known}",
             )
     require_form(algorithm, "finish", "a state", kept, "init_client", state)
-    return Played(upload, kept, y)
+    return ClientHookResults(upload, kept, y)
 
 
-def play_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohort: Cohort) -> Any:
+def call_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohort: Cohort) -> Any:
     """The server after a round with the plain mean of these uploads."""
     dtype = server.x.dtype  # as the engine's means, whatever the dtypes of the uploads
 
@@ -238,7 +238,7 @@ def require_repeatable(
     """Play a round twice, the clients in another order, and compare everything bit for bit.
 
     Args:
-        algorithm: whose hooks are played.
+        algorithm: whose hooks are called.
         x0: the initial model.
         members: each makes the inputs of a client, with the same values at every call.
         cohort: the round's.
@@ -254,25 +254,25 @@ def require_repeatable(
     hook = "warm_start_server" if algorithm.warm_start else "init_server"
     _require_same(algorithm, hook, server, first_server(algorithm, x0, mean))
     points = full_gradient_points(algorithm, server)
-    prepared = play_prepare(algorithm, server, cohort)
-    _require_same(algorithm, "prepare", prepared, play_prepare(algorithm, server, cohort))
+    prepared = call_prepare(algorithm, server, cohort)
+    _require_same(algorithm, "prepare", prepared, call_prepare(algorithm, server, cohort))
     message = call(algorithm, "broadcast", prepared)
     _require_first_point(algorithm, points, message)
-    once = [play_client(algorithm, message, made()) for made in members]
-    for played in once[1:]:
+    once = [call_client_hooks(algorithm, message, made()) for made in members]
+    for result in once[1:]:
         require_form(
-            algorithm, "finish", "an upload", played.upload, "for another client", once[0].upload
+            algorithm, "finish", "an upload", result.upload, "for another client", once[0].upload
         )
-    again = [play_client(algorithm, message, made()) for made in reversed(members)]
+    again = [call_client_hooks(algorithm, message, made()) for made in reversed(members)]
     for first, second in zip(once, reversed(again), strict=True):
         _require_same(algorithm, "finish", first, second)
-    uploads = [played.upload for played in once]
-    after = play_update(algorithm, prepared, uploads, cohort)
-    _require_same(algorithm, "update", after, play_update(algorithm, prepared, uploads, cohort))
+    uploads = [result.upload for result in once]
+    after = call_update(algorithm, prepared, uploads, cohort)
+    _require_same(algorithm, "update", after, call_update(algorithm, prepared, uploads, cohort))
     _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", prepared))
     # Once more after a round, in which the models of the server have become different ones.
     points = full_gradient_points(algorithm, after)
-    message = call(algorithm, "broadcast", play_prepare(algorithm, after, cohort))
+    message = call(algorithm, "broadcast", call_prepare(algorithm, after, cohort))
     _require_first_point(algorithm, points, message)
 
 
@@ -392,7 +392,7 @@ def _require_same(algorithm: Algorithm, hook: str, first: Any, second: Any) -> N
     raise broken(
         algorithm,
         hook,
-        "returned other values when the same clients were played again, in another order: a hook "
+        "returned other values when the same clients were run again, in another order: a hook "
         "keeps something between calls, in a module or an attribute, or draws at random; keep it "
         "in the server or in the client's state",
     )

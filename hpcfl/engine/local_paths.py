@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad
-from hpcfl.engine.loop import play
+from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import Run
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.sgd import Sgd
@@ -48,7 +48,7 @@ class LocalPathRecorder:
         self._server: list[Points] = []
         self._rounds: list[list[ClientPath]] = []
 
-    def play(self, run: Run, gradient: Gradient, sgd: Sgd) -> LocalPaths:
+    def run(self, run: Run, gradient: Gradient, sgd: Sgd) -> LocalPaths:
         """Play all rounds, one client after the other.
 
         Args:
@@ -57,12 +57,12 @@ class LocalPathRecorder:
             sgd: of the job's local section.
 
         Raises:
-            DivergedError, ClientError: see ``hpcfl.engine.loop.play``.
+            DivergedError, ClientError: see ``hpcfl.engine.loop.run_rounds``.
         """
         schedule = replace(run.schedule, evaluation_due=lambda round, rounds: True)
         executor = _RecordingExecutor(run.algorithm, gradient, sgd, self._rounds)
         run = replace(run, schedule=schedule, training=replace(run.training, executor=executor))
-        play(run, run.algorithm.init_server(run.x0), 0)
+        run_rounds(run, run.algorithm.init_server(run.x0), 0)
         return LocalPaths(np.stack(self._server), self._rounds)
 
     def begin_round(self, round: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from hpcfl.algorithms.base import Cohort
 from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
 from hpcfl.engine.hook_rules import require_form
-from hpcfl.engine.round_zero import play_round_zero
+from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
 from hpcfl.engine.schema import nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
@@ -19,8 +19,8 @@ from hpcfl.signals import stopped
 from hpcfl.types import Record
 
 
-def play(run: Run, server: Any, start: int) -> Any:
-    """Collective: play the rounds from ``start`` on; returns the server at the end.
+def run_rounds(run: Run, server: Any, start: int) -> Any:
+    """Collective: run the rounds from ``start`` on; returns the server at the end.
 
     Raises:
         Stopped: a signal requested a stop; a checkpoint was committed.
@@ -30,7 +30,7 @@ def play(run: Run, server: Any, start: int) -> Any:
     schedule, hooks, timer = run.schedule, run.hooks, run.timer
     timer.start()
     if start == 0:
-        server = play_round_zero(run, server)
+        server = run_round_zero(run, server)
     saved = monotonic()
     for t in range(start, schedule.rounds):
         timer.mark("write")
@@ -38,7 +38,7 @@ def play(run: Run, server: Any, start: int) -> Any:
         try:
             with round_errors(t + 1):
                 requests = partial(local_values, run, saved)
-                server, record, signals = play_round(run, server, t, requests)
+                server, record, signals = run_round(run, server, t, requests)
             timer.mark("update")
         except DivergedError:
             hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there
@@ -61,10 +61,10 @@ def play(run: Run, server: Any, start: int) -> Any:
     return server
 
 
-def play_round(
+def run_round(
     run: Run, server: Any, t: int, requests: LocalValues
 ) -> tuple[Any, Record, RoundSignals]:
-    """Collective: play round ``t``; the server, the line of the log, and the ranks' requests.
+    """Collective: run round ``t``; the server, the line of the log, and the ranks' requests.
 
     ``requests`` gives this rank's ``local_values``.
 

@@ -16,7 +16,7 @@ from hpcfl.signals import stopped
 from hpcfl.types import Record
 
 
-def play_round_zero(run: Run, server: Any) -> Any:
+def run_round_zero(run: Run, server: Any) -> Any:
     """Collective: the server after the warm start, if there is one; evaluate the initial model.
 
     Raises:

@@ -16,12 +16,12 @@ from hpcfl.engine.hook_rules import (
     Member,
     broken,
     call,
+    call_client_hooks,
+    call_prepare,
+    call_update,
     first_server,
     full_gradient_points,
     known_to_server,
-    play_client,
-    play_prepare,
-    play_update,
     require_form,
 )
 from hpcfl.errors import BrokenRuleError
@@ -187,7 +187,7 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
     full_points = full_gradient_points(algorithm, server)
     grads = known_to_server(algorithm, [mean for _ in full_points])
     cohort = Cohort(round=0, size=1, population=1, lr=1.0, grads=grads)
-    server = play_prepare(algorithm, server, cohort)
+    server = call_prepare(algorithm, server, cohort)
     message = call(algorithm, "broadcast", server)
     state = call(algorithm, "init_client", first, lambda: first)
     client = Client(whole, number, number, number, full_grad=full, cohort_grad=mean)
@@ -197,8 +197,8 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
         points.append(y)
         return y.clone()
 
-    upload, after, y = play_client(algorithm, message, Member(state, client, grad, full))
-    play_update(algorithm, server, [upload], cohort)
+    upload, after, y = call_client_hooks(algorithm, message, Member(state, client, grad, full))
+    call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)
     return Schema(server, message, after, upload, local_model, len(points), len(full_points))

@@ -288,11 +288,11 @@ def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
         JobError: where, what was found, what was expected.
     """
     loaded = typed(file, name)
-    require_playable(loaded, file, user_code=user_code)
+    require_runnable(loaded, file, user_code=user_code)
     return loaded
 
 
-def require_playable(loaded: Loaded, file: JobFile, *, user_code: bool = True) -> None:
+def require_runnable(loaded: Loaded, file: JobFile, *, user_code: bool = True) -> None:
     """Refuse what ``typed`` does not see; the arguments are those of ``check``.
 
     Raises:

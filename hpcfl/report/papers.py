@@ -23,7 +23,7 @@ from hpcfl.report.comparison import (
 )
 from hpcfl.report.grid import Grid, Row, SetUp, read_grid
 from hpcfl.report.published import Published, find
-from hpcfl.report.rounds_to_target import BASELINE, Arrivals, Target, arrivals, with_target
+from hpcfl.report.rounds_to_target import BASELINE, Target, TargetRounds, target_rounds, with_target
 from hpcfl.report.seed_groups import seed_captions
 from hpcfl.report.table import Report, Table, Value, with_settings
 from hpcfl.run_dir.record import RunRecord
@@ -204,7 +204,7 @@ def _printed(rows: Sequence[Published]) -> _Cell:
 
 
 def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
-    arrived = arrivals(runs, target)
+    reached = target_rounds(runs, target)
     metrics = target.metrics
     number = f"{target.number:g}"
     pairs: _Pairs = {}
@@ -215,14 +215,14 @@ def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
             members = grid.cells.get((row, column), ())
             rows = find(job, metrics[0]) if metrics else []
             speeds = find(job, metrics[1]) if metrics else []
-            ours = _arrival(runs, arrived, members)
+            ours = _rounds_cell(runs, reached, members)
             pairs[row, column] = _Pair(
                 ours._replace(metric=f"rounds_to_{number}"),
                 _printed_rounds(rows, speeds),
                 places(rows),
             )
             speedups[row, column] = _Pair(
-                _speedup(arrived, members)._replace(metric=f"speedup_{number}"),
+                _speedup(reached, members)._replace(metric=f"speedup_{number}"),
                 _printed_speedup(speeds),
                 places(speeds),
             )
@@ -236,14 +236,14 @@ def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
     )
 
 
-def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int]) -> _Cell:
+def _rounds_cell(runs: Sequence[RunRecord], reached: TargetRounds, members: Sequence[int]) -> _Cell:
     """The rounds and the speed-up of runs that differ in the seed, each with its own count."""
     if not members:
         return _Cell()
-    rounds = [count for index in members if (count := arrived.rounds[index]) is not None]
+    rounds = [count for index in members if (count := reached.rounds[index]) is not None]
     if not rounds:
         return _Cell(f"> {max(runs[index].done for index in members)}")
-    speed = _speedup(arrived, members)
+    speed = _speedup(reached, members)
     fewer = f", n={speed.members}" if speed.members != len(rounds) else ""
     faster = f" ({speed.mean:.2f}x{fewer})" if speed.mean is not None else ""
     text = spread(rounds, "{:.0f}") + faster + counted(len(rounds), len(members))
@@ -251,12 +251,12 @@ def _arrival(runs: Sequence[RunRecord], arrived: Arrivals, members: Sequence[int
     return _Cell(text, *mean_and_std(rounds), members=len(rounds), competes=competes)
 
 
-def _speedup(arrived: Arrivals, members: Sequence[int]) -> _Cell:
-    """The speed-up over the seeds in which both the run and its baseline arrived."""
-    speeds = [times for index in members if (times := arrived.speedups[index]) is not None]
+def _speedup(reached: TargetRounds, members: Sequence[int]) -> _Cell:
+    """The speed-up over the seeds in which both the run and its baseline reached the target."""
+    speeds = [times for index in members if (times := reached.speedups[index]) is not None]
     if not speeds:
         return _Cell()
-    labels = dict.fromkeys(base.label for index in members if (base := arrived.baselines[index]))
+    labels = dict.fromkeys(base.label for index in members if (base := reached.baselines[index]))
     return _Cell("", *mean_and_std(speeds), members=len(speeds), baseline="; ".join(labels))
 
 

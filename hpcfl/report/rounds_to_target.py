@@ -92,25 +92,25 @@ class Baseline(NamedTuple):
     """The run's name and, in brackets, each setting in which it differs."""
 
 
-class Arrivals(NamedTuple):
+class TargetRounds(NamedTuple):
     """When runs reached a target."""
 
     rounds: Sequence[int | None]
     """The first evaluated round of each run that reached it; None: not yet."""
     speedups: Sequence[float | None]
-    """FedAvg's rounds over each run's; None where one of the two has not arrived."""
+    """FedAvg's rounds over each run's; None where one of the two has not reached the target."""
     baselines: Sequence[Baseline | None]
     """Of each run; None where no FedAvg run can be compared with it."""
     captions: Sequence[str]
     """Lines about the baselines, where there is a choice or a difference."""
 
 
-def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
+def target_rounds(runs: Sequence[RunRecord], target: Target) -> TargetRounds:
     """When runs reached the target, and how much sooner than FedAvg.
 
     The baseline of a run is the FedAvg run of the same seed that agrees in every setting but the
     algorithm's own.  Where no FedAvg job agrees, one that differs in stated settings alone (the
-    rates, above all) is taken, and a caption says so; of several, the one that arrives first: by
+    rates, above all) is taken, and a caption says so; of several, the first that reaches it: by
     validation accuracies, where every run has them.
     All seeds of a job have the same FedAvg job as their baseline.
 
@@ -125,16 +125,16 @@ def arrivals(runs: Sequence[RunRecord], target: Target) -> Arrivals:
         _over(rounds[baseline.run], own) if baseline else None
         for baseline, own in zip(baselines, rounds, strict=True)
     ]
-    return Arrivals(rounds, speedups, baselines, captions)
+    return TargetRounds(rounds, speedups, baselines, captions)
 
 
 def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
-    """The arrivals as columns, with published numbers.
+    """The rounds to the target as columns, with published numbers.
 
     Raises:
         JobError: as `Target.level`.
     """
-    rounds, speedups, baselines, captions_of = arrivals(runs, target)
+    rounds, speedups, baselines, captions_of = target_rounds(runs, target)
     number = f"{target.number:g}"
     title = f"rounds\nto {target.title}"
     columns = [_column(title, f"target_round_{number}", rounds, "{:.0f}")]
@@ -188,7 +188,7 @@ def _first(run: RunRecord, level: float, on: ChosenOn) -> int | None:
 
 
 def _over(baseline: int | None, own: int | None) -> float | None:
-    """The speed-up; None where one of the two never arrived, or was there before round 1."""
+    """The speed-up; None where one never reached the target, or was there before round 1."""
     return baseline / own if baseline and own else None
 
 
@@ -202,7 +202,7 @@ def _baselines(
 
     Args:
         compared: the runs, and what baselines are chosen on.
-        rounds: when each arrived.
+        rounds: when each reached the target.
         reached: when its accuracy on the examples that baselines are chosen on was there.
     """
     runs = compared.runs
@@ -214,9 +214,9 @@ def _baselines(
     captions_of: dict[str, list[str]] = {}  # captions' ends, with the jobs that have them in common
     for job in jobs:
         chosen = _choose(runs, reached, job, references)
-        arrived = {seed for seed, index in job.items() if rounds[index] is not None}
+        successful = {seed for seed, index in job.items() if rounds[index] is not None}
         if chosen is None:
-            if arrived:
+            if successful:
                 captions_of.setdefault(_why_none(runs, job, references), []).append(
                     _name(names, job)
                 )
@@ -232,17 +232,17 @@ def _baselines(
                 other = baseline[seed]
                 label = names[other] + (f" ({differing})" if differing else "")
                 found[index] = Baseline(other, label)
-        both = any(rounds[baseline[seed]] is not None for seed in arrived & baseline.keys())
+        both = any(rounds[baseline[seed]] is not None for seed in successful & baseline.keys())
         if both and (differing or rivals > 1):
             text = f"over {_name(names, baseline)}"
             if rivals > 1:
                 where = EXAMPLES[compared.on]
-                text += f", the first to arrive of {rivals} {BASELINE} jobs (chosen on {where})"
+                text += f", the first to reach it of {rivals} {BASELINE} jobs (chosen on {where})"
             text += f", which has {differing}" if differing else ""
             captions_of.setdefault(text, []).append(_name(names, job))
     captions = [
         f"speed-up: rounds of the {BASELINE} run of the same seed and settings (but the "
-        "algorithm's own) over the run's; mean of the seeds in which both arrived"
+        "algorithm's own) over the run's; mean of the seeds in which both reached it"
     ]
     captions += [f"speed-up of {', '.join(jobs)}: {text}" for text, jobs in captions_of.items()]
     return found, captions
@@ -260,15 +260,15 @@ def _choose(
         keys = {key for key, _, _ in _differences(runs[_any(reference)], runs[_any(job)])}
         if keys <= _STATED and reference.keys() & job.keys():
             distance = len(keys & _TUNED), len(keys - _TUNED)
-            ranked.append((distance, _arrival(rounds, job, reference), place, reference))
+            ranked.append((distance, _rank_of(rounds, job, reference), place, reference))
     if not ranked:
         return None
     distance, _, _, nearest = min(ranked, key=lambda entry: entry[:3])
     return nearest, sum(entry[0] == distance for entry in ranked)
 
 
-def _arrival(rounds: Sequence[int | None], job: _Job, reference: _Job) -> tuple[float, float]:
-    """For how many seeds of a job there is no arrival of the reference, and the mean of others."""
+def _rank_of(rounds: Sequence[int | None], job: _Job, reference: _Job) -> tuple[float, float]:
+    """For how many seeds of a job the reference never gets there, and the mean of the others."""
     seeds = [seed for seed in job if seed in reference]
     known = [found for seed in seeds if (found := rounds[reference[seed]]) is not None]
     return len(job) - len(known), math.fsum(known) / len(known) if known else math.inf
@@ -295,7 +295,7 @@ def _differences(reference: RunRecord, run: RunRecord) -> Iterator[tuple[str, st
 
 
 def _compared(job: Settings, key: str) -> bool:
-    """Whether the setting can change when a run arrives."""
+    """Whether the setting can change when a run reaches a target."""
     if key == "rounds":  # a longer run passes through the same models, unless its rates look ahead
         return job.get("local.schedule") == "cosine"
     return key not in _ELSEWHERE and (affects_results(key) or key in _STATED)
@@ -307,7 +307,7 @@ def _jobs(
     """Runs of jobs that differ in the seed alone.
 
     Runs of one job and seed may still differ in their numbers of rounds, planned or made: the first
-    to arrive stands for them, else the longest.
+    to reach it stands for them, else the longest.
     """
 
     def rank(index: int) -> tuple[float, int]:

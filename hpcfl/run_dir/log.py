@@ -103,7 +103,7 @@ def log_line(record: Line) -> bytes:
 
 
 def truncate_log(path: Path, extent: LogPosition) -> None:
-    """Cut the log at ``extent``, the position of a checkpoint: later rounds are played again.
+    """Cut the log at ``extent``, the position of a checkpoint: later rounds are run again.
 
     Raises:
         StoreError: rounds are missing or damaged, or the disk fails.

@@ -111,7 +111,7 @@ class Tracking:
 
     def _add(self, record: Record) -> None:
         number = int(record["round"])
-        # A round that a resume undid is played again with the same numbers, and not sent again.
+        # A round that a resume undid is run again with the same numbers, and not sent again.
         if number > self._sent_before and not self._given_up:
             values = {curve_name(k): float(v) for k, v in record.items() if k != "round"}
             self._rows.append(Row(number, time.time_ns() // 1_000_000, values))

@@ -206,7 +206,7 @@ class Components:
         """The error to raise where the model cannot be trained for many clients at once."""
         names = (self.loaded.tree[section]["name"] for section in ("algorithm", "model"))
         return JobError(
-            f"executor: block cannot play {' with '.join(names)} for many clients at once "
+            f"executor: block cannot train {' with '.join(names)} for many clients at once "
             f"({one_line(str(error))}); say executor=sequential"
         )
 
@@ -270,7 +270,7 @@ def build_components(
     resumed: bool = False,
     dataset: Dataset | None = None,
 ) -> Components:
-    """Load and partition the data, build the model, and play the dry round.
+    """Load and partition the data, build the model, and do the dry round.
 
     Args:
         loaded: the checked job.

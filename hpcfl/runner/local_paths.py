@@ -32,7 +32,7 @@ class QuadraticPaths(NamedTuple):
     """[N, 2]: b_i."""
 
 
-def play_quadratics(loaded: Loaded) -> QuadraticPaths:
+def run_quadratics(loaded: Loaded) -> QuadraticPaths:
     """Play a job on the quadratics in the plane, on the CPU; nothing is written.
 
     Args:
@@ -62,7 +62,7 @@ def play_quadratics(loaded: Loaded) -> QuadraticPaths:
         # Signals are not latched: they end this command as they end any other without a run.
         recorder = LocalPathRecorder()
         run = build_run(components, Solo(), owner, store, gradient, recorder, Signals())
-        paths = recorder.play(run, gradient, job.local.sgd)
+        paths = recorder.run(run, gradient, job.local.sgd)
     inputs = components.dataset.train.inputs
     assert isinstance(inputs, torch.Tensor)  # noqa: S101  (the data source's)
     # A client with several examples minimises the mean of their losses.

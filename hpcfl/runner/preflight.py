@@ -79,7 +79,7 @@ def try_classes(components: Components) -> tuple[str, ...]:
     try:
         trial = _Trial(components)
         with restored():
-            trial.play()
+            trial.run()
         changed = [n for n, b in components.buffers.items() if not torch.equal(b, buffers[n])]
     finally:
         with torch.no_grad():
@@ -120,7 +120,7 @@ class _Trial:
         self._known: dict[int, list[tuple[Vector, Vector]]] = {}
         self.notes: list[str] = []
 
-    def play(self) -> None:
+    def run(self) -> None:
         components, x0 = self._components, self._components.x0
         clients = range(min(CLIENTS, len(components.rows)))
         for client in clients:
@@ -247,7 +247,7 @@ class _Trial:
         if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
             raise JobError(
                 f"{self._name('model', 'name')}: its gradient{self._forward} differs when the same "
-                "batch is played again; the model keeps something between calls: make it a local "
+                "batch is run again; the model keeps something between calls: make it a local "
                 "variable"
             )
         with self._model(batch):
@@ -269,7 +269,7 @@ class _Trial:
             if not torch.equal(first.nan_to_num(), again.nan_to_num()):
                 raise JobError(
                     f"{self._name('model', 'name')}: its {what}{self._forward} of a batch differs "
-                    "after other batches were played; the model keeps something between calls: "
+                    "after other batches were run; the model keeps something between calls: "
                     "make it a local variable"
                 )
 
@@ -389,7 +389,7 @@ class _Trial:
                 )
             if not np.array_equal([*first, scores[0]], [*again, scores[1]], equal_nan=True):
                 raise JobError(
-                    f"{name}: gives other numbers{where} when the same batch is played again; let "
+                    f"{name}: gives other numbers{where} when the same batch is run again; let "
                     "it keep nothing between calls"
                 )
             half = len(outputs) // 2

@@ -19,7 +19,7 @@ from hpcfl.job.resume_rules import (
     require_mutable,
 )
 from hpcfl.job.run_name import run_name
-from hpcfl.job.schema import Loaded, require_playable, typed
+from hpcfl.job.schema import Loaded, require_runnable, typed
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_job import load_run
@@ -86,7 +86,7 @@ class ResumeRequest:
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
         require(before, after, source.root, origin)
-        require_playable(loaded, file)
+        require_runnable(loaded, file)
         branch = any(immutable_changes(before, after))
         changes = {} if branch else differences(before, after)
         return cls(

@@ -9,7 +9,7 @@ same on every rank, in this order:
     try the job's classes        hpcfl.runner.preflight
     open a RankSession           hpcfl.runner.session: store, log, checkpoints
     start_fresh or resume_from   here and in hpcfl.runner.resume
-    play the rounds              hpcfl.engine.loop
+    run the rounds               hpcfl.engine.loop
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from hpcfl.comm.failure import from_rank_0, group, raise_collectively
 from hpcfl.comm.watched import Watched
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
-from hpcfl.engine.loop import play
+from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
@@ -115,7 +115,7 @@ def start(
 
     Raises:
         JobError: nothing was trained.
-        DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
+        DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
     """
     folder = RunDir(out or RUNS / loaded.name)
     set_resumable(folder.root if continued else None)
@@ -148,7 +148,7 @@ def resume(
         JobError: the directory holds no run, one that is alive, or not that round, or a setting
             would change past rounds; ``out`` exists.
         StoreError: the checkpoint or a store is damaged.
-        DivergedError, Stopped: see ``hpcfl.engine.loop.play``.
+        DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
     """
     set_resumable(out or root)
     request = ResumeRequest.of(
@@ -249,7 +249,7 @@ def _run(
                 point = start_fresh(session)
             # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
             signals.latch_interrupt = True
-            x = _play(session, ranks, point, signals)
+            x = _run_rounds(session, ranks, point, signals)
         return Result(folder.root.absolute(), components.job.rounds, x)
 
 
@@ -309,8 +309,8 @@ def start_fresh(session: RankSession) -> StartPoint:
     return StartPoint(server, 0, {})
 
 
-def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signals) -> Vector:
-    """Collective: play the rounds from ``point`` to the end; the final model."""
+def _run_rounds(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signals) -> Vector:
+    """Collective: run the rounds from ``point`` to the end; the final model."""
     components, folder, comm = session.components, session.folder, session.comm
     job, done = components.job, point.round
     finished = done == job.rounds
@@ -346,7 +346,7 @@ def _play(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signal
             if stop:
                 raise stopped(stop, done, job.rounds)
         try:
-            server = play(run, point.server, done)
+            server = run_rounds(run, point.server, done)
         except StoreError as e:
             session.require_in_place()  # a deleted file may be the cause: name it
             # A StoreError exits with 2, which means that nothing was trained: here rounds were.

@@ -16,7 +16,7 @@
 # Or a container, see docs/howto/schedulers.md: the words that start hpcfl in it.
 # export HPCFL_COMMAND="apptainer exec --nv --bind $PWD $HOME/hpcfl.sif hpcfl"
 
-# srun's --mpi: pmi2 (default; MPICH and its kin), pmix (Open MPI) or none (with comm.backend: nccl).
+# srun's --mpi: pmi2 (default; MPICH and those like it), pmix (Open MPI) or none (with comm.backend: nccl).
 # export HPCFL_MPI=pmix
 
 # Options of srun for the ranks: each on cores of its own, next to its GPU.
@@ -27,5 +27,5 @@ export HPCFL_SRUN="--cpu-bind=cores"
 # export NCCL_SOCKET_IFNAME=hsn0 NCCL_IB_HCA=mlx5
 # export UCX_NET_DEVICES=mlx5_0:1
 
-# A disk of the node's own, for data and client states of landmarks.sh and its kin.
+# A disk of the node's own, for data and client states of landmarks.sh and the scripts like it.
 # export HPCFL_SCRATCH=/local/$USER

@@ -183,13 +183,13 @@ class InPlace(FedAvg):
 
 def test_what_cannot_be_done_at_once_is_told_or_done_alone(tmp_path):
     job = tree(tmp_path, softmax_problem(), {"name": f"{__name__}.InPlace"}, rounds=1)
-    with pytest.raises(JobError, match=r"executor: block cannot play .*; say executor=sequential"):
+    with pytest.raises(JobError, match=r"executor: block cannot train .*; say executor=sequential"):
         play(tmp_path, {**job, "executor": "block"})
     assert not list(tmp_path.glob("run*"))
     run = play(tmp_path, {**job, "executor": "auto"})
     (told,) = [line for line in RunDir(run.path).last_start["notes"] if "executor" in line]
     assert "executor: sequential (" in told
-    assert "because executor: block cannot play" in told
+    assert "because executor: block cannot train" in told
 
 
 @pytest.mark.parametrize("size", [7, 100_000])

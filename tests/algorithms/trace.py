@@ -18,7 +18,7 @@ import torch
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.solo import Solo
-from hpcfl.engine.loop import play
+from hpcfl.engine.loop import run_rounds
 from hpcfl.job.schema import load
 from hpcfl.local.step import Gradient
 from hpcfl.models.losses import LOSSES
@@ -106,5 +106,5 @@ def _played(job: str) -> Trace:
     ):
         hooks = _Hooks(found, gradient, store, len(sizes))
         run = build_run(parts, Solo(), assign_owners(sizes, 1), store, gradient, hooks, Signals())
-        play(run, server, 0)
+        run_rounds(run, server, 0)
     return found

@@ -87,7 +87,7 @@ def test_another_algorithm_has_no_bare_loop_to_agree_with(played):
 
 
 def test_too_few_rounds_for_the_turns(played):
-    with pytest.raises(JobError, match=r"found 2, but 2 turns and a warm-up play at least 3; set"):
+    with pytest.raises(JobError, match=r"found 2, but 2 turns and a warm-up need at least 3; set"):
         played("rounds=2")
 
 

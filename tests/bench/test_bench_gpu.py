@@ -136,4 +136,4 @@ def test_without_a_gpu(hpcfl, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     done = hpcfl("bench", "gpu")
     assert done.code == 2
-    assert done.err == ["JobError: bench gpu: found no GPU; --rehearse plays tiny works on the CPU"]
+    assert done.err == ["JobError: bench gpu: found no GPU; --rehearse runs tiny jobs on the CPU"]

@@ -111,7 +111,7 @@ def test_the_best_of_a_later_round_does_not_outlive_a_resume(tmp_path, job, monk
     run = play(tmp_path, job)
     whole = (run.path / BEST).read_bytes()
     accuracies = [record["test_accuracy"] for record in run.log]
-    play_round = loop.play_round
+    run_round = loop.run_round
 
     def killed(*arguments):
         raise KeyboardInterrupt
@@ -121,13 +121,13 @@ def test_the_best_of_a_later_round_does_not_outlive_a_resume(tmp_path, job, monk
             if checkpoint.round > since:
                 (checkpoint.folder / "manifest.json").unlink()
         (run.path / BEST).write_bytes(whole)
-        monkeypatch.setattr(loop, "play_round", killed)
+        monkeypatch.setattr(loop, "run_round", killed)
         with pytest.raises(KeyboardInterrupt):
             resume(run.path)
         if since:  # round 0 is evaluated after its checkpoint, and found again
             until = int(np.argmax(accuracies[: since + 1]))
             assert load_file(run.path / BEST)["round"] == until
-        monkeypatch.setattr(loop, "play_round", play_round)
+        monkeypatch.setattr(loop, "run_round", run_round)
         resume(run.path)
         assert (run.path / BEST).read_bytes() == whole
 

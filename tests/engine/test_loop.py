@@ -149,14 +149,14 @@ def test_each_kept_checkpoint_resumes_to_the_same_end(tmp_path):
 
 @pytest.mark.parametrize("number", STOP)
 def test_a_signal_stops_after_the_round_and_counts_once(tmp_path, monkeypatch, number):
-    play_round = loop.play_round
+    run_round = loop.run_round
 
     def signalled(run, server, t, asked):
         if t == 2:
             os.kill(os.getpid(), number)
-        return play_round(run, server, t, asked)
+        return run_round(run, server, t, asked)
 
-    monkeypatch.setattr(loop, "play_round", signalled)
+    monkeypatch.setattr(loop, "run_round", signalled)
     before = signal.signal(number, signal.SIG_DFL)  # nohup, which ignores SIGHUP, may start pytest
     try:
         with pytest.raises(Stopped, match=rf"{number.name} after round 3 of 6, with a checkpoint"):
@@ -167,14 +167,14 @@ def test_a_signal_stops_after_the_round_and_counts_once(tmp_path, monkeypatch, n
 
 
 def test_a_signal_in_the_last_round_changes_nothing(tmp_path, monkeypatch):
-    play_round = loop.play_round
+    run_round = loop.run_round
 
     def signalled(run, server, t, asked):
         if t == 5:
             os.kill(os.getpid(), signal.SIGTERM)
-        return play_round(run, server, t, asked)
+        return run_round(run, server, t, asked)
 
-    monkeypatch.setattr(loop, "play_round", signalled)
+    monkeypatch.setattr(loop, "run_round", signalled)
     assert len(play(tmp_path, job(tmp_path)).log) == 6
 
 
@@ -261,15 +261,15 @@ def held(monkeypatch):
 
 def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path, held, monkeypatch):
     """Round 2's is held back until round 4 has begun, and waited for when another is due."""
-    found, play_round = [], loop.play_round
+    found, run_round = [], loop.run_round
 
     def watched(run, server, t, ask):
         found.append([c.round for c in committed(tmp_path / "run" / "checkpoints")])
         if t == 3:
             held.set()
-        return play_round(run, server, t, ask)
+        return run_round(run, server, t, ask)
 
-    monkeypatch.setattr(loop, "play_round", watched)
+    monkeypatch.setattr(loop, "run_round", watched)
     loaded = load(job(tmp_path, rounds=5, checkpoint={"every": 2, "keep": 9}))
     start(loaded, tmp_path / "run")
     assert found[:4] == [[0]] * 4

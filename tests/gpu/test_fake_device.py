@@ -25,7 +25,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.bench.timed_rounds import build_bench_run
 from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.staging import StagedExchange
-from hpcfl.engine.loop import play
+from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.timing import measured
 from hpcfl.job.schema import load
 from hpcfl.local.client_states import ClientStates
@@ -67,7 +67,7 @@ def rounds(path, device, folder):
     with ExitStack() as stack:
         built = build_bench_run(load(path, [f"device={device}"]), folder, stack)
         run = built.run
-        server = play(run, run.algorithm.init_server(run.x0), 0)
+        server = run_rounds(run, run.algorithm.init_server(run.x0), 0)
         leaves = tree_leaves(server)
         assert all(is_fake(leaf) == (device == "cuda") for leaf in leaves)
         read = [run.training.states.read(client) for client in range(len(built.components.rows))]

@@ -72,19 +72,19 @@ def finished(root):
 def stopped(root):
     """Killed in the middle of a round and of a line of its log; its states share a part."""
     tree = job(root, algorithm={"name": "localghb"}, checkpoint={"every": 1, "keep": 9})
-    play_round = loop.play_round
+    run_round = loop.run_round
 
     def killed(run, server, round, *more):
         if round == ROUNDS - 1:
             raise KeyboardInterrupt
-        return play_round(run, server, round, *more)
+        return run_round(run, server, round, *more)
 
-    loop.play_round = killed
+    loop.run_round = killed
     try:
         with pytest.raises(KeyboardInterrupt):
             hpcfl.run(tree, out=root / "run")
     finally:
-        loop.play_round = play_round
+        loop.run_round = run_round
     folder = RunDir(root / "run")
     # As where the kill came before it was committed.
     shutil.rmtree(folder.checkpoints / f"{ROUNDS - 1:08d}", ignore_errors=True)

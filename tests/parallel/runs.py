@@ -19,20 +19,20 @@ from hpcfl.runner import start
 
 def stop_after(done):
     """Let the last rank alone get SIGUSR1 in the round that makes ``done`` complete."""
-    play_round = loop.play_round
+    run_round = loop.run_round
 
     def patched(run, server, t, asked):
         if t == done - 1 and run.comm.rank == run.comm.size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
-        return play_round(run, server, t, asked)
+        return run_round(run, server, t, asked)
 
-    loop.play_round = patched
+    loop.run_round = patched
 
 
 def main(plan):
     for entry in plan:
         out = Path(entry["out"])
-        whole = loop.play_round
+        whole = loop.run_round
         if entry["stop"]:
             stop_after(entry["stop"])
         try:
@@ -44,7 +44,7 @@ def main(plan):
             assert f"after round {entry['stop']} of" in str(stopped), stopped
         else:
             assert not entry["stop"], "was not stopped"
-        loop.play_round = whole
+        loop.run_round = whole
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def mapping(name: str) -> dict[str, str | int]:
 
 
 def main(job: str, out: Path) -> None:
-    build, play_round = start.build_components, loop.play_round
+    build, run_round = start.build_components, loop.run_round
     datasets = []
 
     def kept(*args, **how):
@@ -46,9 +46,9 @@ def main(job: str, out: Path) -> None:
             file = out.with_name(f"{out.name}-{run.comm.rank}.json")
             file.write_text(json.dumps(mapping(NAME)))
             run.comm.barrier()
-        return play_round(run, server, t, asked)
+        return run_round(run, server, t, asked)
 
-    start.build_components, loop.play_round = kept, looked
+    start.build_components, loop.run_round = kept, looked
     start.start(load(job), out)
 
 

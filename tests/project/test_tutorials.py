@@ -253,14 +253,14 @@ def published(line):
 
 def die_after(rounds):
     """Let this process be killed after so many rounds."""
-    play_round = loop.play_round
+    run_round = loop.run_round
 
     def killed(run, server, t, requests):
         if t == rounds:
             os.kill(os.getpid(), signal.SIGKILL)
-        return play_round(run, server, t, requests)
+        return run_round(run, server, t, requests)
 
-    loop.play_round = killed
+    loop.run_round = killed
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_a_baseline_of_other_rates_is_told():
     beside = speed_ups(runs)
     assert cells(beside)["speed-up\nx"] == ["1.00", "1.00", "1.00", "1.00", "3.50", "1.50"]
     assert beside.captions[-1] == (
-        "speed-up of cm0 (and 1 more seed): over fast0 (and 1 more seed), the first to arrive of "
+        "speed-up of cm0 (and 1 more seed): over fast0 (and 1 more seed), the first to reach it of "
         "2 fedavg jobs (chosen on the test set), which has local.lr 0.5 instead of 1.0"
     )
     told = beside.columns[1].values["speedup_0.6_baseline"]

@@ -10,7 +10,7 @@ import torch
 import hpcfl
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.runner.local_paths import play_quadratics
+from hpcfl.runner.local_paths import run_quadratics
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "jobs/quadratics/fedavg.yaml"
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("own_process")
 
 
 def played(*overrides):
-    return play_quadratics(load(JOB, [*PLANE, *overrides]))
+    return run_quadratics(load(JOB, [*PLANE, *overrides]))
 
 
 def gradient(found, client, y):
@@ -118,4 +118,4 @@ def test_a_round_without_clients():
 )
 def test_other_data_are_refused(job, overrides, message):
     with pytest.raises(JobError, match=message):
-        play_quadratics(load(ROOT / f"jobs/{job}.yaml", overrides))
+        run_quadratics(load(ROOT / f"jobs/{job}.yaml", overrides))

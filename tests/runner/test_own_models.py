@@ -245,7 +245,7 @@ def test_batch_statistics_train_one_client_at_a_time(run):
 
 
 def test_whatever_a_model_raises_in_blocks_is_one_line(run):
-    with pytest.raises(JobError, match=r"executor: block cannot play .* \(a batch of one"):
+    with pytest.raises(JobError, match=r"executor: block cannot train .* \(a batch of one"):
         run(NeedsTwo, executor="block")
 
 

@@ -573,7 +573,7 @@ HOOKS = [
     ("Numpy", "Numpy.direction draws from numpy.random"),
     ("Torch", "Torch.begin draws from torch's generator"),
     ("Server", "Server.update draws from numpy.random"),
-    ("Keeps", "Keeps.finish returned other values when the same clients were played again"),
+    ("Keeps", "Keeps.finish returned other values when the same clients were run again"),
     ("OwnGenerator", "OwnGenerator.finish returned other values"),
     (
         "Structure",

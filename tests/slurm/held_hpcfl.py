@@ -13,14 +13,14 @@ from hpcfl.engine import loop
 
 POINT = Path(os.environ["HPCFL_OUT"], "checkpoints/00000040/manifest.json")
 first = not POINT.exists()
-play_round = loop.play_round
+run_round = loop.run_round
 
 
 def held(run, *args):
     while first and POINT.exists() and not run.signals.stop:
         time.sleep(0.01)
-    return play_round(run, *args)
+    return run_round(run, *args)
 
 
-loop.play_round = held
+loop.run_round = held
 sys.exit(main())

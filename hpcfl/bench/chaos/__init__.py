@@ -16,7 +16,7 @@ from random import Random
 
 import yaml
 
-from hpcfl.bench.chaos.attempt_outcome import Ending, Start, play
+from hpcfl.bench.chaos.attempt_outcome import Ending, Start, run_attempt
 from hpcfl.bench.chaos.kill import Kill, draw_kill, draw_stop, why_no_strace
 from hpcfl.bench.chaos.run_outcome import Outcome, outcome
 from hpcfl.bench.chaos.settings import JOB, KEEP, ROUNDS, draw_setting
@@ -62,7 +62,7 @@ def bench_chaos(
     if untraced:
         notes.append(f"no kill exactly at a system call: {untraced}")
     chaos = Chaos(root, sizes, Random(seed), Tally(notes), exact=untraced is None)
-    for _ in track(chaos.play(kills, stops), "kills", kills + stops):
+    for _ in track(chaos.run(kills, stops), "kills", kills + stops):
         pass
     if not chaos.tally.wrong:
         shutil.rmtree(root)
@@ -93,7 +93,7 @@ class Chaos:
         self._undisturbed_outcomes: dict[str, Outcome] = {}  # by algorithm
         self._stops: set[int] = set()  # which of the disturbances are signals to stop
 
-    def play(self, kills: int, stops: int = 0) -> Iterator[None]:
+    def run(self, kills: int, stops: int = 0) -> Iterator[None]:
         """Run until enough attempts were killed and stopped; yield after each of these."""
         left, number = kills + stops, 0
         # Few kills are spread over all algorithms.
@@ -112,7 +112,7 @@ class Chaos:
         """Run without kills, for the comparison; return whether it finished."""
         folder, job = self._new(f"000-{algorithm}", algorithm)
         start = Start(self._sizes[0], ["run", str(job), "--out", str(folder.root)], False)
-        ending = play(start, None, folder, self._durations, KEEP)
+        ending = run_attempt(start, None, folder, self._durations, KEEP)
         if ending.kind != "finished":
             self.tally.wrong.append(f"{folder.root}: undisturbed: {ending.name}")
             return False
@@ -134,7 +134,7 @@ class Chaos:
             arguments = resume if resuming else ["run", str(job), "--out", str(folder.root)]
             start = Start(size, arguments, refusable=resuming and newest < 0)
             kill = self._disturbance() if kills else None
-            ending = play(start, kill, folder, self._durations, KEEP)
+            ending = run_attempt(start, kill, folder, self._durations, KEEP)
             self.tally.count(ending)
             began = ending.seen.began
             if ending.kind == "wrong":

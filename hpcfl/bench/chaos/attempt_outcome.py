@@ -36,7 +36,7 @@ class Start(NamedTuple):
     """Whether there may be no checkpoint to resume from, so that a refusal is no failure."""
 
 
-def play(
+def run_attempt(
     start: Start, kill: Kill | None, folder: RunDir, durations: PhaseDurations, keep: int
 ) -> Ending:
     """Start an attempt, kill it as ``kill`` describes unless it ends earlier, and classify its end.

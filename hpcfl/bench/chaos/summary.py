@@ -79,7 +79,7 @@ class Tally:
         yield f"attempts       {self.ends.total()}: {ends}"
         stores = ", ".join(f"{count} {name}" for name, count in sorted(self.stores.items()))
         yield f"stores         {stores or 'none'} (of attempts that resumed)"
-        yield f"rounds         {self.rounds} played"
+        yield f"rounds         {self.rounds} done"
         yield f"runs           {self.runs} compared with uninterrupted ones"
         yield f"disagreements  {len(self.wrong)}"
         for text in (*self.notes, *self.wrong):

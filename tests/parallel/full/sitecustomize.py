@@ -10,7 +10,7 @@ from hpcfl.engine import loop
 
 RANKS = [int(rank) for rank in os.environ["HPCFL_TEST_RANK"].split(",")]
 ROUND = int(os.environ["HPCFL_TEST_ROUND"])
-play_round = loop.play_round
+run_round = loop.run_round
 
 
 def full(*_):
@@ -20,7 +20,7 @@ def full(*_):
 def played(run, server, t, ask):
     if run.comm.rank in RANKS and t == ROUND:
         os.pwrite = full
-    return play_round(run, server, t, ask)
+    return run_round(run, server, t, ask)
 
 
-loop.play_round = played
+loop.run_round = played

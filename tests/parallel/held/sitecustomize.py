@@ -10,14 +10,14 @@ from pathlib import Path
 from hpcfl.engine import loop
 
 ROUND, GO = int(os.environ["HPCFL_TEST_HOLD"]), Path(os.environ["HPCFL_TEST_GO"])
-play_round = loop.play_round
+run_round = loop.run_round
 
 
 def played(run, server, t, ask):
     if t == ROUND and run.comm.rank == run.comm.size - 1:
         while not (run.signals.stop or run.signals.save or GO.exists()):
             time.sleep(0.01)
-    return play_round(run, server, t, ask)
+    return run_round(run, server, t, ask)
 
 
-loop.play_round = played
+loop.run_round = played
