@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.peers import PeerError, Work, checked_peer, pfl_process
+from hpcfl.bench.peers import BenchWork, PeerError, checked_peer, pfl_process
 from hpcfl.bench.result import Measurement, Result
 from hpcfl.bench.round import BARE_NOTE, BareLoop, write_images
 from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
@@ -33,13 +33,13 @@ TURNS, WARMUP = 7, 2  # the first turn captures the graph and chooses kernels
 MINUTES = 8.0
 PRECISIONS = {"cuda": ("float32", "tf32", "bf16"), "cpu": ("float32", "bf16")}
 WORKS = {
-    "cnn": Work(1000, 50, 50, 10, 0.1),  # pfl's own benchmark
-    "lenet": Work(100, 500, 10, 64, 0.01),
-    "resnet20": Work(100, 500, 10, 64, 0.01),
-    "char_lstm": Work(100, 500, 10, 100, 1.0),
-    "linear": Work(1000, 20, 50, 10, 0.1),
+    "cnn": BenchWork(1000, 50, 50, 10, 0.1),  # pfl's own benchmark
+    "lenet": BenchWork(100, 500, 10, 64, 0.01),
+    "resnet20": BenchWork(100, 500, 10, 64, 0.01),
+    "char_lstm": BenchWork(100, 500, 10, 100, 1.0),
+    "linear": BenchWork(1000, 20, 50, 10, 0.1),
 }
-REHEARSAL = Work(3, 2, 2, 2, 0.01)
+REHEARSAL = BenchWork(3, 2, 2, 2, 0.01)
 IMAGES = ("cnn", "lenet", "resnet20")  # which pfl runs, too
 _OWN = ("date", "cores", "threads")  # may differ between the calls that measure one file
 
@@ -207,7 +207,7 @@ def _peer(python: Path | None) -> str | None:
 
 
 def _measure_all(
-    subject: Subject, work: Work, device: str, peer: str | None
+    subject: Subject, work: BenchWork, device: str, peer: str | None
 ) -> tuple[list[Measurement], str]:
     """The seconds of a round of every side; without the peer where it fails, and why it did."""
     try:
@@ -218,7 +218,7 @@ def _measure_all(
     return _measure(subject, work, device, None), failure
 
 
-def _measure(subject: Subject, work: Work, device: str, peer: str | None) -> list[Measurement]:
+def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -> list[Measurement]:
     """The seconds of a round of every side."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         root = Path(name)
@@ -239,7 +239,7 @@ def _measure(subject: Subject, work: Work, device: str, peer: str | None) -> lis
     return [Measurement(str(subject), side, "s", seconds) for side, seconds in times.items()]
 
 
-def _job(root: Path, subject: Subject, work: Work, device: str) -> dict[str, Any]:
+def _job(root: Path, subject: Subject, work: BenchWork, device: str) -> dict[str, Any]:
     """A job of random examples, which this writes."""
     count = work.users * work.samples
     common = {
@@ -267,7 +267,7 @@ def _job(root: Path, subject: Subject, work: Work, device: str) -> dict[str, Any
     return {"data": data, "model": {"name": subject.model}, **common}
 
 
-def _write_texts(root: Path, work: Work) -> None:
+def _write_texts(root: Path, work: BenchWork) -> None:
     """Write random texts in LEAF's layout: windows of 80 characters, and the next ones."""
     draw, letters = np.random.default_rng(0), np.array(list(ALPHABET))
     for part, users, samples in (("train", work.users, work.samples), ("test", 1, 1)):

@@ -32,7 +32,7 @@ class PeerError(JobError):
     """The peer's process ended before its rounds were measured."""
 
 
-class Work(NamedTuple):
+class BenchWork(NamedTuple):
     """The work of a round, the same for every side."""
 
     users: int
@@ -45,9 +45,9 @@ class Work(NamedTuple):
 
 
 WORKS = {
-    "cnn": Work(1000, 50, 50, 10, 0.1),
-    "lenet": Work(100, 500, 4, 64, 0.01),
-    "resnet20": Work(100, 500, 2, 64, 0.01),
+    "cnn": BenchWork(1000, 50, 50, 10, 0.1),
+    "lenet": BenchWork(100, 500, 4, 64, 0.01),
+    "resnet20": BenchWork(100, 500, 2, 64, 0.01),
 }
 INSTALL = 'python3 -m venv E && E/bin/pip install "torch==2.13.0" "pfl==0.6.0"'
 PROBE = "import pfl.model.pytorch, pfl.aggregate.simulate"
@@ -102,7 +102,7 @@ def bench_peers(
     return Result("bench peers", report(figures, work.cohort), figures, about)
 
 
-def _job(root: str, model: str, work: Work) -> dict[str, Any]:
+def _job(root: str, model: str, work: BenchWork) -> dict[str, Any]:
     return {
         "task": f"cifar10-{model}",
         "data": {"root": root, "clients": work.users, "augment": False},

@@ -17,8 +17,13 @@ from hpcfl.io.atomic import STANDS, write_errors, write_file
 from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.types import Vector
 
-# The first that a run has counts; -1: lower wins.
-SCORES = {"validation_accuracy": 1, "validation_loss": -1, "test_accuracy": 1, "test_loss": -1}
+# In order of preference: the first that a run has decides.  1: higher is better, -1: lower is.
+DECIDING_SCORES = {
+    "validation_accuracy": 1,
+    "validation_loss": -1,
+    "test_accuracy": 1,
+    "test_loss": -1,
+}
 
 
 class BestModel(NamedTuple):
@@ -32,7 +37,7 @@ class BestModel(NamedTuple):
     @property
     def rank(self) -> float:
         """The score as a number that is higher for a better model."""
-        return SCORES[self.name] * self.score
+        return DECIDING_SCORES[self.name] * self.score
 
     def pack(self) -> bytes:
         """The content of the file: safetensors of x [P], the round, and the score by its name."""
@@ -48,7 +53,7 @@ class BestModel(NamedTuple):
         """
         try:
             tensors = unpack(content)
-            (name,) = set(tensors) & set(SCORES)
+            (name,) = set(tensors) & set(DECIDING_SCORES)
             return cls(tensors["x"], int(tensors["round"]), name, float(tensors[name]))
         except (LookupError, ValueError, RuntimeError, OverflowError) as e:
             raise StoreError(f"{path}: is not a best model: {e!r}; resume to restore it") from e
@@ -69,7 +74,7 @@ class Best:
         Raises:
             DiskError: the disk is full or fails.
         """
-        name = next((name for name in SCORES if name in scores), None)
+        name = next((name for name in DECIDING_SCORES if name in scores), None)
         if name is None:  # nothing was tested: all labels are padding
             return
         loss = scores.get(f"{name.partition('_')[0]}_loss", 0.0)

@@ -16,7 +16,7 @@ from hpcfl.cli.listing import multiples
 from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, Fingerprints
 from hpcfl.data.inputs import shown
-from hpcfl.data.partition import Dirichlet, Partition, Rows
+from hpcfl.data.partition import Dirichlet, ExampleRows, Partition
 from hpcfl.data.split import effective_partition, split_examples
 from hpcfl.engine.schema import traffic
 from hpcfl.errors import JobError
@@ -163,7 +163,7 @@ def _other_form(partition: Partition, classes: int | None) -> str:
     return f"; with {classes} equally frequent classes the same as form {form}, alpha {alpha:g}"
 
 
-def count_classes(dataset: Dataset, rows: Iterable[Rows]) -> NDArray[np.int64]:
+def count_classes(dataset: Dataset, rows: Iterable[ExampleRows]) -> NDArray[np.int64]:
     """[N, classes] examples of each client and class; [N] where examples have no one class."""
     if dataset.classes is None or dataset.loss == "tokens":
         return np.array([len(own) for own in rows])

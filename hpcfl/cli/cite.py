@@ -11,7 +11,7 @@ from hpcfl.job.settings import Settings, flatten
 from hpcfl.job.yaml_file import read
 from hpcfl.report.bibliography import DATA, ENTRIES, METHODS, MODELS, Keys
 from hpcfl.report.collect import JOB, find_runs
-from hpcfl.run_dir.record import read_job
+from hpcfl.run_dir.record import read_record
 from hpcfl.sweep.grid import read_sweep
 
 
@@ -34,7 +34,9 @@ def cite(path: Path) -> str:
 
 def _jobs(path: Path) -> Sequence[Settings]:
     if path.is_dir():
-        found = [read_job(folder).settings for folder in find_runs(path).runs if has(folder, JOB)]
+        found = [
+            read_record(folder).settings for folder in find_runs(path).runs if has(folder, JOB)
+        ]
         if not found:
             raise JobError(f"{path}: holds no run; name a job, a sweep or the directory of runs")
         return found

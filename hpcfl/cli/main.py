@@ -434,7 +434,7 @@ def _data_export_split(options: argparse.Namespace) -> None:
 
 
 def _data_prepare(options: argparse.Namespace) -> None:
-    from hpcfl.data.base import counted
+    from hpcfl.data.base import sizes_text
     from hpcfl.io.lock import preparing
     from hpcfl.io.progress import track
     from hpcfl.job.schema import data_section
@@ -442,7 +442,7 @@ def _data_prepare(options: argparse.Namespace) -> None:
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared
     with nullcontext() if root is None else preparing(Path(root), options.kind):
-        print(f"ready: {config.prepare(track)}: {counted(config.load(0))}")
+        print(f"ready: {config.prepare(track)}: {sizes_text(config.load(0))}")
 
 
 def _drift(options: argparse.Namespace) -> None:

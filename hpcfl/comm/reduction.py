@@ -25,7 +25,7 @@ Column = Tensor | list[Tensor]
 """One field of K clients' uploads: K flat tensors [n], or [K, n] stacked where n is small."""
 
 
-class Layout(NamedTuple):
+class BufferLayout(NamedTuple):
     """The offsets of the fields of an upload in one flat buffer."""
 
     type: type[Any]
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
     unweighted: frozenset[str]  # fields averaged with weight 1
 
     @classmethod
-    def of(cls, template: Any, unweighted: frozenset[str]) -> "Layout":
+    def of(cls, template: Any, unweighted: frozenset[str]) -> "BufferLayout":
         """The layout of ``template``, a NamedTuple of (meta) tensors."""
         ends = np.cumsum([0, *(field.numel() for field in template)]).tolist()
         shapes = tuple(field.shape for field in template)
@@ -107,7 +107,7 @@ class ReducedMean(NamedTuple):
 
 def find_peaks(
     comm: Comm,
-    layout: Layout,
+    layout: BufferLayout,
     columns: list[Column],
     factors: list[Sequence[float]],
     clients: Sequence[int],
@@ -169,7 +169,7 @@ class Reduction(ABC):
         uncounted: frozenset[str] = frozenset(),
     ) -> None:
         self._comm, self._dtype, self._uncounted = comm, dtype, uncounted
-        self._layout = Layout.of(template, unweighted)
+        self._layout = BufferLayout.of(template, unweighted)
         self._device = device
 
     @cached_property

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfl.data.download import Track
 from hpcfl.data.holdout import Validation
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.partition import File, Natural, Partition, Pooled, Rows
+from hpcfl.data.partition import ExampleRows, File, Natural, Partition, Pooled
 from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, LossName, Part, Section
@@ -65,13 +65,13 @@ class Dataset:
 
     train: Examples
     test: Examples | None
-    natural: Sequence[Rows] | None
+    natural: Sequence[ExampleRows] | None
     """The rows of each natural client, or None where the data set names no clients."""
     classes: int | None
     """Number of classes, or None for regression."""
     loss: LossName
     transform: Transform
-    natural_tests: Sequence[Rows] | None = None
+    natural_tests: Sequence[ExampleRows] | None = None
     """The test examples of each natural client, perhaps none, in the order of ``natural``; None
     where the data does not say whose they are."""
     personal: Callable[[int], Transform] | None = None
@@ -90,7 +90,7 @@ class Dataset:
         return inputs.read(np.arange(count))
 
 
-def counted(data: Dataset) -> str:
+def sizes_text(data: Dataset) -> str:
     """The size of a data set: "100 clients, 50000 training and 10000 test examples, 10 classes"."""
     clients = "" if data.natural is None else f"{len(data.natural)} clients, "
     tested = "" if data.test is None else f" and {len(data.test.labels)} test"

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
 from hpcfl.types import Part, Section, Seed
@@ -35,8 +35,8 @@ def rounded(share: float, count: int) -> int:
 
 
 def hold_out(
-    clients: Sequence[Rows], share: float, seed: int, purpose: str = "holdout"
-) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
+    clients: Sequence[ExampleRows], share: float, seed: int, purpose: str = "holdout"
+) -> tuple[tuple[ExampleRows, ...], tuple[ExampleRows, ...]]:
     """Each client's training rows, and its held-out rows; both in their previous order.
 
     A client holds out ``share`` of its examples, rounded, at least one; but at least one remains
@@ -63,7 +63,7 @@ def hold_out(
     return tuple(train), tuple(held)
 
 
-def draw_validation_clients(config: Validation, population: int, seed: int) -> Rows:
+def draw_validation_clients(config: Validation, population: int, seed: int) -> ExampleRows:
     """The clients, ascending, that are kept out of training.
 
     Args:

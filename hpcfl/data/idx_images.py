@@ -26,7 +26,7 @@ from hpcfl.types import Examples, PathText
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-class Layout(NamedTuple):
+class IdxFiles(NamedTuple):
     """The files and numbers of a data set, as it is published."""
 
     name: str
@@ -62,7 +62,7 @@ class IdxImages(DataConfig):
 
     @property
     @abstractmethod
-    def layout(self) -> Layout:
+    def layout(self) -> IdxFiles:
         """The files and numbers of the data set."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class IdxImages(DataConfig):
         return _examples(str(root / files[1]), upright, y, layout.classes, layout.first)
 
 
-def _first(path: Path, labels: Sequence[NDArray[Any]], layout: Layout) -> int:
+def _first(path: Path, labels: Sequence[NDArray[Any]], layout: IdxFiles) -> int:
     """The label of the first class: some files count from 0 what the publisher counts from 1."""
     if any(np.any(y == 0) for y in labels):
         return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl.data.hdf5 import attribute, opened, strings
-from hpcfl.data.source_fingerprint import Stamp, same, source_fingerprint, stamp
+from hpcfl.data.source_fingerprint import Stamp, require_same_sources, source_fingerprint, stamp
 from hpcfl.errors import DataError, disk_errors
 
 
@@ -76,7 +76,9 @@ def check_origin(path: Path, listing: Listing) -> None:
         DataError: it was not.
     """
     with opened(path) as file:
-        same(path, attribute(file, "origin"), ListedFiles.of(listing, path.parent).origin.encode())
+        require_same_sources(
+            path, attribute(file, "origin"), ListedFiles.of(listing, path.parent).origin.encode()
+        )
 
 
 def report_faults(

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.data.partition import Classes, Dirichlet, DirichletPerClass, Rows, Similarity
+from hpcfl.data.partition import Classes, Dirichlet, DirichletPerClass, ExampleRows, Similarity
 from hpcfl.data.sizes import (
     MOST_DRAWS,
     cut,
@@ -21,11 +21,11 @@ LabelSkew = Dirichlet | DirichletPerClass | Classes | Similarity
 
 def divide_by_label(
     partition: LabelSkew,
-    rows: Rows,
+    rows: ExampleRows,
     labels: NDArray[Any],
     population: int,
     generator: np.random.Generator,
-) -> tuple[Rows, ...]:
+) -> tuple[ExampleRows, ...]:
     """The rows of each client.
 
     Args:
@@ -54,14 +54,14 @@ def divide_by_label(
             return _similarity(rows, own, partition.percent, population)
 
 
-def _sorted(rows: Rows, labels: NDArray[Any]) -> Rows:
+def _sorted(rows: ExampleRows, labels: NDArray[Any]) -> ExampleRows:
     """Ordered by label; examples of one label stay in random order."""
     return rows[np.argsort(labels, kind="stable")]
 
 
 def _similarity(
-    rows: Rows, labels: NDArray[Any], percent: float, population: int
-) -> tuple[Rows, ...]:
+    rows: ExampleRows, labels: NDArray[Any], percent: float, population: int
+) -> tuple[ExampleRows, ...]:
     """Clients of equal sizes: ``percent`` % of the rows as they come, the rest sorted by label."""
     shared = round(len(rows) * percent / 100)
     iid_sizes = even_sizes(shared, population)
@@ -72,12 +72,12 @@ def _similarity(
 
 
 def _dirichlet(
-    rows: Rows,
+    rows: ExampleRows,
     labels: NDArray[Any],
     partition: Dirichlet,
     population: int,
     generator: np.random.Generator,
-) -> tuple[Rows, ...]:
+) -> tuple[ExampleRows, ...]:
     """Clients of equal sizes whose classes follow q ~ Dir(alpha p), or Dir(alpha, ..., alpha).
 
     p are the classes' frequencies, and so q's mean; in the symmetric form its mean is uniform.
@@ -116,12 +116,12 @@ def _dirichlet(
 
 
 def _dirichlet_per_class(
-    rows: Rows,
+    rows: ExampleRows,
     labels: NDArray[Any],
     partition: DirichletPerClass,
     population: int,
     generator: np.random.Generator,
-) -> tuple[Rows, ...]:
+) -> tuple[ExampleRows, ...]:
     """Clients among which every class is divided by a draw from Dir(alpha, ..., alpha).
 
     The whole division is drawn again until every client has ``least`` examples, at most
@@ -177,8 +177,8 @@ def _class_sizes(
 
 
 def _shards(
-    rows: Rows, per_client: int, population: int, generator: np.random.Generator
-) -> tuple[Rows, ...]:
+    rows: ExampleRows, per_client: int, population: int, generator: np.random.Generator
+) -> tuple[ExampleRows, ...]:
     """Clients that hold ``per_client`` shards each, drawn at random, of rows sorted by label.
 
     Shards differ in size by one at most.  One that begins in a class and ends in another holds
@@ -200,12 +200,12 @@ def _shards(
 
 
 def _exact_classes(
-    rows: Rows,
+    rows: ExampleRows,
     labels: NDArray[Any],
     per_client: int,
     population: int,
     generator: np.random.Generator,
-) -> tuple[Rows, ...]:
+) -> tuple[ExampleRows, ...]:
     """Clients that hold exactly ``per_client`` classes each.
 
     Client i holds the class i modulo the number of classes and others drawn at random.  The
@@ -242,7 +242,7 @@ def _exact_classes(
             f"data.partition.per_client: class {classes[k]} has {counts[k]} training examples for "
             f"{holders[k]} clients that hold it; set per_client or data.clients lower"
         )
-    pieces: list[list[Rows]] = [[] for _ in range(population)]
+    pieces: list[list[ExampleRows]] = [[] for _ in range(population)]
     for k, own in enumerate(holds):
         clients = np.flatnonzero(own)
         if len(clients):

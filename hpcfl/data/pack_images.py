@@ -27,7 +27,7 @@ from hpcfl.data.encoded_images import DAMAGED, QUALITY, reason, shrunk
 from hpcfl.data.hdf5 import encoded
 from hpcfl.data.image_listing import Fault, ListedFiles, Listing, Photo, read_image, report_faults
 from hpcfl.data.packed import FORMAT
-from hpcfl.data.prepared_file import commit, new_image_file, preparing
+from hpcfl.data.prepared_file import commit, new_image_file, preparation_errors
 from hpcfl.data.source_fingerprint import Stamp, source_fingerprint
 from hpcfl.errors import DataError
 
@@ -77,7 +77,7 @@ def pack(
         DiskError: the disk is full or fails.
     """
     part, train = _part(path), listing.train
-    with preparing(path):
+    with preparation_errors(path):
         part.mkdir(parents=True, exist_ok=True)
         files = ListedFiles.of(listing, path.parent)
         splits = {

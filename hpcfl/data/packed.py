@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, opened, strings
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import DataError
 from hpcfl.types import Examples
 
@@ -73,7 +73,7 @@ class Packed:
             ) from error
 
 
-class Split(NamedTuple):
+class PackedSplit(NamedTuple):
     """A split's images and labels, and the number of images that were left out."""
 
     examples: Examples
@@ -83,9 +83,9 @@ class Split(NamedTuple):
 class Contents(NamedTuple):
     """A packed file."""
 
-    train: Split
-    test: Split | None
-    natural: list[Rows]
+    train: PackedSplit
+    test: PackedSplit | None
+    natural: list[ExampleRows]
     """The rows of each client."""
     classes: int
 
@@ -153,7 +153,7 @@ def checked_labels(path: Path, name: str, labels: NDArray[np.int64], classes: in
     return torch.from_numpy(np.array(labels))
 
 
-def _split(path: Path, file: Any, split: str, side: int, workers: int, classes: int) -> Split:
+def _split(path: Path, file: Any, split: str, side: int, workers: int, classes: int) -> PackedSplit:
     content = mapped(path, file, f"{split}/bytes", np.uint8)
     offsets = mapped(path, file, f"{split}/offsets", np.int64)
     labels = mapped(path, file, f"{split}/labels", np.int64)
@@ -162,7 +162,7 @@ def _split(path: Path, file: Any, split: str, side: int, workers: int, classes: 
     _check_ascending(path, f"{split}/offsets", offsets, len(content))
     images = Packed(path, split, content, offsets, side, workers)
     examples = Examples(images, checked_labels(path, f"{split}/labels", labels, classes))
-    return Split(examples, int(attribute(file[split], "missing")))
+    return PackedSplit(examples, int(attribute(file[split], "missing")))
 
 
 def _check_ascending(path: Path, name: str, offsets: NDArray[np.int64], end: int) -> None:

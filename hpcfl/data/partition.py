@@ -11,46 +11,46 @@ from pydantic import Discriminator
 
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 
-Rows = NDArray[np.int64]  # indices into a data set's training examples
+ExampleRows = NDArray[np.int64]  # indices into a data set's training examples
 Percent = Annotated[float, Interval(ge=0, le=100)]
 
 
-def consecutive_rows(sizes: Sequence[int] | Rows) -> list[Rows]:
+def consecutive_rows(sizes: Sequence[int] | ExampleRows) -> list[ExampleRows]:
     """The rows of clients whose examples follow one another, ``sizes[i]`` of client i."""
     ends = np.cumsum(sizes)
     return np.split(np.arange(ends[-1]), ends[:-1])
 
 
-class Spans(Sequence[Rows]):
+class Spans(Sequence[ExampleRows]):
     """The rows of clients that hold consecutive rows.
 
     An array of rows is made when it is indexed, as a text data set has hundreds of thousands of
     clients.
     """
 
-    def __init__(self, starts: Rows, sizes: Rows) -> None:
+    def __init__(self, starts: ExampleRows, sizes: ExampleRows) -> None:
         self._starts, self._sizes = starts, sizes
 
     def __len__(self) -> int:
         return len(self._starts)
 
     @overload
-    def __getitem__(self, client: int) -> Rows: ...
+    def __getitem__(self, client: int) -> ExampleRows: ...
     @overload
-    def __getitem__(self, client: slice | Rows) -> "Spans": ...
-    def __getitem__(self, client: int | slice | Rows) -> "Rows | Spans":
+    def __getitem__(self, client: slice | ExampleRows) -> "Spans": ...
+    def __getitem__(self, client: int | slice | ExampleRows) -> "ExampleRows | Spans":
         if isinstance(client, slice | np.ndarray):
             return Spans(self._starts[client], self._sizes[client])
         start = self._starts[client]
         return np.arange(start, start + self._sizes[client])
 
     @property
-    def starts(self) -> Rows:
+    def starts(self) -> ExampleRows:
         """[N], the first row of each client."""
         return self._starts
 
     @property
-    def sizes(self) -> Rows:
+    def sizes(self) -> ExampleRows:
         """[N], the number of rows of each client."""
         return self._sizes
 
@@ -60,14 +60,14 @@ class Spans(Sequence[Rows]):
         return self._starts.nbytes + self._sizes.nbytes
 
 
-def sizes_of(clients: Sequence[Rows]) -> NDArray[np.int64]:
+def sizes_of(clients: Sequence[ExampleRows]) -> NDArray[np.int64]:
     """[N], the number of rows of each client."""
     if isinstance(clients, Spans):
         return clients.sizes
     return np.array([len(rows) for rows in clients], dtype=np.int64)
 
 
-def bytes_of(clients: Sequence[Rows]) -> int:
+def bytes_of(clients: Sequence[ExampleRows]) -> int:
     """Bytes that the rows of all clients take in memory."""
     return clients.nbytes if isinstance(clients, Spans) else sum(rows.nbytes for rows in clients)
 

@@ -183,7 +183,7 @@ class PublishedPhotos(Photos):
     def to_fetch(self) -> str:
         """The end of a message: which archives to download, and where to unpack them."""
 
-    def counted(self, listing: Listing) -> Listing:
+    def require_counts(self, listing: Listing) -> Listing:
         """Check a listing, and return it.
 
         Raises:

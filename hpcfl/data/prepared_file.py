@@ -40,7 +40,7 @@ def new_image_file(
 
 
 @contextmanager
-def preparing(path: Path) -> Iterator[None]:
+def preparation_errors(path: Path) -> Iterator[None]:
     """Convert errors of the system inside the block into one about ``path``.
 
     Raises:

@@ -28,7 +28,7 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from hpcfl.data.base import Dataset
-from hpcfl.data.partition import Rows, Spans, sizes_of
+from hpcfl.data.partition import ExampleRows, Spans, sizes_of
 from hpcfl.io.memory import too_little_memory
 from hpcfl.types import Examples
 
@@ -163,7 +163,7 @@ class _Clients(NamedTuple):
     """Of all clients, one after the other; or, of ``Spans``, the first of each client."""
     sizes: _View
 
-    def rows_of_clients(self, tensor: Callable[[_View], Tensor]) -> Sequence[Rows]:
+    def rows_of_clients(self, tensor: Callable[[_View], Tensor]) -> Sequence[ExampleRows]:
         """The rows of each client."""
         rows, sizes = tensor(self.rows).numpy(), tensor(self.sizes).numpy()
         if self.consecutive:
@@ -234,7 +234,7 @@ class _Layout:
             int(tensor.storage_offset()),
         )
 
-    def clients(self, clients: Sequence[Rows]) -> _Clients:
+    def clients(self, clients: Sequence[ExampleRows]) -> _Clients:
         """Add the rows of clients.
 
         Raises:

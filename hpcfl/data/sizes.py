@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.data.partition import Quantity, Rows
+from hpcfl.data.partition import ExampleRows, Quantity
 from hpcfl.errors import JobError
 
 MOST_DRAWS = 1000  # of a whole partition, until every client has enough examples
@@ -38,7 +38,7 @@ def lognormal_sizes(
     return 1 + proportional_sizes(total - parts, shares)
 
 
-def cut(rows: Rows, sizes: NDArray[np.int64]) -> tuple[Rows, ...]:
+def cut(rows: ExampleRows, sizes: NDArray[np.int64]) -> tuple[ExampleRows, ...]:
     """Consecutive pieces of these sizes, each in ascending order; remaining rows are unused."""
     ends = np.cumsum(sizes)
     return tuple(np.sort(piece) for piece in np.split(rows[: ends[-1]], ends[:-1]))

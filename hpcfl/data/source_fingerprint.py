@@ -38,7 +38,7 @@ def source_fingerprint(about: object) -> str:
     return blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
 
 
-def same(path: Path, found: object, expected: str | bytes) -> None:
+def require_same_sources(path: Path, found: object, expected: str | bytes) -> None:
     """Compare the origin in a prepared file with that of the present source files.
 
     Raises:

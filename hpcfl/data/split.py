@@ -17,13 +17,13 @@ from hpcfl.data.partition import (
     Classes,
     Dirichlet,
     DirichletPerClass,
+    ExampleRows,
     File,
     Iid,
     Natural,
     Partition,
     Pooled,
     Quantity,
-    Rows,
     Spans,
     consecutive_rows,
     sizes_of,
@@ -38,13 +38,13 @@ from hpcfl.types import Examples
 class Split(NamedTuple):
     """The training examples of a data set, divided; no example is in two parts."""
 
-    rows: Sequence[Rows]
+    rows: Sequence[ExampleRows]
     """The training examples of each client that trains."""
-    held_out: Sequence[Rows] | None
+    held_out: Sequence[ExampleRows] | None
     """Those that each of them holds out for tests; None without ``data.holdout``."""
-    validation: Rows | None
+    validation: ExampleRows | None
     """Those kept for validation, ascending; None without ``data.validation``."""
-    clients: Rows | None
+    clients: ExampleRows | None
     """The number in the partition of each client that trains; None: all train."""
     kept_clients: int = 0
     """The number of clients that are kept for validation."""
@@ -79,8 +79,8 @@ def with_checked_clients(dataset: Dataset) -> Dataset:
 
 
 def _checked(
-    name: str, clients: Sequence[Rows] | None, part: str, examples: Examples | None
-) -> Sequence[Rows] | None:
+    name: str, clients: Sequence[ExampleRows] | None, part: str, examples: Examples | None
+) -> Sequence[ExampleRows] | None:
     """Refuse rows that are not among the examples, or that two clients have.
 
     ``Spans`` are made by hpcfl alone.
@@ -145,11 +145,11 @@ def split_examples(config: DataConfig, dataset: Dataset, seed: int) -> Split:
     return Split(_of_clients(rows, train), held, validation, train, len(drawn))
 
 
-def _sorted(parts: Sequence[Rows]) -> Rows:
+def _sorted(parts: Sequence[ExampleRows]) -> ExampleRows:
     return np.sort(np.concatenate(parts))
 
 
-def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[Rows]:
+def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[ExampleRows]:
     """The rows of each client, none empty, no row twice.
 
     A partition that is not natural pools the natural clients' rows first.  Client k gets the k-th
@@ -165,7 +165,7 @@ def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Seque
         DataError: the file of a partition is missing or wrong.
     """
     natural, partition = dataset.natural, effective_partition(config, dataset)
-    clients: Sequence[Rows]
+    clients: Sequence[ExampleRows]
     generator = stream(seed if partition.seed is None else partition.seed, "partition")
     if isinstance(partition, Natural):
         clients = _natural(natural, config.clients, generator)
@@ -230,7 +230,9 @@ def keep_natural_clients(config: DataConfig, dataset: Dataset, seed: int) -> Dat
     )
 
 
-def _tests_of(dataset: Dataset, drawn: Rows) -> tuple[Examples | None, Sequence[Rows] | None]:
+def _tests_of(
+    dataset: Dataset, drawn: ExampleRows
+) -> tuple[Examples | None, Sequence[ExampleRows] | None]:
     """The test examples of the drawn clients, client by client, and the rows of each."""
     test, owned = dataset.test, dataset.natural_tests
     if test is None:
@@ -257,7 +259,7 @@ def effective_partition(config: DataConfig, dataset: Dataset) -> Partition:
     return config.partition or (Iid() if dataset.natural is None else Natural())
 
 
-def _pooled(clients: Sequence[Rows]) -> Rows:
+def _pooled(clients: Sequence[ExampleRows]) -> ExampleRows:
     """The rows of all clients, one client after the other.
 
     Copied into one array client by client, as a second copy of all rows may not fit in memory.
@@ -272,10 +274,10 @@ def _pooled(clients: Sequence[Rows]) -> Rows:
 def _shares(
     partition: Iid | Quantity | LabelSkew | Pooled,
     dataset: Dataset,
-    pool: Rows,
+    pool: ExampleRows,
     population: int,
     generator: np.random.Generator,
-) -> tuple[Rows, ...]:
+) -> tuple[ExampleRows, ...]:
     """Divide the pool by ``partition``."""
     if isinstance(partition, Pooled):
         pool.sort()
@@ -314,8 +316,8 @@ def _labels(dataset: Dataset, partition: Partition) -> NDArray[Any]:
 
 
 def _natural(
-    natural: Sequence[Rows] | None, wanted: int | None, generator: np.random.Generator
-) -> Sequence[Rows]:
+    natural: Sequence[ExampleRows] | None, wanted: int | None, generator: np.random.Generator
+) -> Sequence[ExampleRows]:
     """All natural clients, or ``wanted`` of them, drawn without replacement, in their own order."""
     if natural is None:
         raise JobError("data.partition.kind: this data set has no natural clients; use iid")
@@ -329,16 +331,16 @@ def _natural(
     return _of_clients(natural, _draw(len(natural), wanted, generator))
 
 
-def _draw(population: int, wanted: int, generator: np.random.Generator) -> Rows:
+def _draw(population: int, wanted: int, generator: np.random.Generator) -> ExampleRows:
     """``wanted`` of the natural clients, drawn without replacement, ascending."""
     return np.sort(generator.choice(population, size=wanted, replace=False))
 
 
-def _of_clients(natural: Sequence[Rows], drawn: Rows) -> Sequence[Rows]:
+def _of_clients(natural: Sequence[ExampleRows], drawn: ExampleRows) -> Sequence[ExampleRows]:
     return natural[drawn] if isinstance(natural, Spans) else tuple(natural[k] for k in drawn)
 
 
-def _file(partition: File, wanted: int | None, examples: int) -> tuple[Rows, ...]:
+def _file(partition: File, wanted: int | None, examples: int) -> tuple[ExampleRows, ...]:
     """The partition in a file."""
     path = Path(partition.path)
     client = read_array(path, partition.key)

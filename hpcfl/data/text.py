@@ -16,9 +16,9 @@ from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import Spans
 from hpcfl.data.prepare_command import changed_keys, prepare_command
 from hpcfl.data.published import PublishedSizes
-from hpcfl.data.source_fingerprint import same
+from hpcfl.data.source_fingerprint import require_same_sources
 from hpcfl.data.stand_in import Form, stand_in
-from hpcfl.data.token_file import SPLITS, Source, Split, check_tokens, origin_of, pack, read
+from hpcfl.data.token_file import SPLITS, SentenceSplit, Source, check_tokens, origin_of, pack, read
 from hpcfl.data.vocabulary import SPECIAL, Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
@@ -95,7 +95,7 @@ class Sentences(DataConfig):
     def origin(self) -> str:
         """Identifies the publisher's files; empty where they are not there any more."""
 
-    def check(self, splits: dict[str, Split]) -> None:
+    def check(self, splits: dict[str, SentenceSplit]) -> None:
         """Raise DataError where sentences are missing."""
 
     def prepare(self, track: Track) -> Path:
@@ -109,7 +109,7 @@ class Sentences(DataConfig):
             vocabulary, origin = self.words(sources, track), self.origin()
             pack(self.prepared, self.about, origin, vocabulary, self.length, sources, track)
         elif origin := self.origin():
-            same(self.prepared, origin_of(self.prepared), origin)
+            require_same_sources(self.prepared, origin_of(self.prepared), origin)
         self._read()
         return self.prepared
 
@@ -155,7 +155,7 @@ class Sentences(DataConfig):
         )
         return stand_in(replace(sizes, classes=classes), form)
 
-    def _read(self) -> tuple[Vocabulary, dict[str, Split]]:
+    def _read(self) -> tuple[Vocabulary, dict[str, SentenceSplit]]:
         path, listed = self.prepared, self.listed
         if not path.exists():
             command = prepare_command(self.kind, self.root, changed_keys(self, self.prepared_by))
@@ -169,7 +169,7 @@ class Sentences(DataConfig):
         self.check(splits)
         return vocabulary, splits
 
-    def _examples(self, split: Split, classes: int) -> Examples:
+    def _examples(self, split: SentenceSplit, classes: int) -> Examples:
         """Whole rows, so that the transform sees, and checks, all labels."""
         if self.predict == "every":
             return Examples(split.tokens, split.tokens[:, 1:])
@@ -180,7 +180,7 @@ class Sentences(DataConfig):
         tokens = but_the_last(self.prepared, vocabulary.classes)
         return tokens if self.predict == "every" else without(vocabulary.eos, tokens)
 
-    def _tests(self, split: Split, seed: int) -> Split:
+    def _tests(self, split: SentenceSplit, seed: int) -> SentenceSplit:
         """All test sentences, or those drawn, in the order of the file."""
         wanted = self.test_examples
         if wanted is None:
@@ -195,7 +195,7 @@ class Sentences(DataConfig):
         rows = torch.from_numpy(np.sort(drawn))
         return replace(split, tokens=split.tokens[rows], last=split.last[rows])
 
-    def _users(self, split: Split) -> Spans:
+    def _users(self, split: SentenceSplit) -> Spans:
         """The training rows of each user with enough of them."""
         sizes = np.diff(split.offsets)
         enough = sizes >= (self.min_examples or 1)

@@ -53,7 +53,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Split:
+class SentenceSplit:
     """The sentences of one split, mapped into memory."""
 
     tokens: Tensor  # int16 [n, length + 1]
@@ -128,7 +128,9 @@ def origin_of(path: Path) -> str:
         return str(attribute(file, "origin") or b"", "utf-8")
 
 
-def read(path: Path, about: str, size: int, length: int) -> tuple[Vocabulary, dict[str, Split]]:
+def read(
+    path: Path, about: str, size: int, length: int
+) -> tuple[Vocabulary, dict[str, SentenceSplit]]:
     """Check that the file is the one that a job needs, and map its sentences into memory.
 
     Args:
@@ -269,14 +271,14 @@ def _offsets(source: Source) -> NDArray[np.int64]:
     return np.cumsum([0, *source.users.values()], dtype=np.int64)
 
 
-def _split(path: Path, file: Any, name: str, length: int) -> Split:
+def _split(path: Path, file: Any, name: str, length: int) -> SentenceSplit:
     """A split of an open file."""
     group = member(path, file, name, h5py.Group)
     offsets = _array(path, group, "offsets", np.int64)[()]
     if len(offsets) < 2 or offsets[0] or (offsets[1:] <= offsets[:-1]).any():
         raise DataError(f"{path}: /{name}/offsets do not rise from 0; {_AGAIN}")
     total = int(offsets[-1])
-    return Split(
+    return SentenceSplit(
         _mapped(path, _array(path, group, "tokens", np.int16, (total, length + 1))),
         _mapped(path, _array(path, group, "last", np.int16, (total,))),
         offsets,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import Transform
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.local.examples import InMemory, to_device
 from hpcfl.local.step import BatchIndices, ClientTask
 
@@ -52,7 +52,7 @@ class BlockBatches:
     def __init__(
         self,
         examples: InMemory,
-        rows: Sequence[Rows],
+        rows: Sequence[ExampleRows],
         transform: Transform,
         dtype: torch.dtype,
         device: torch.device,

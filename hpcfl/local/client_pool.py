@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfl.algorithms.base import Client
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.local.block_batches import BatchMaker, BlockBatches
 from hpcfl.local.examples import InMemory, example_source
 from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
@@ -30,9 +30,9 @@ class ClientData(NamedTuple):
     """A data set, divided among clients."""
 
     dataset: Dataset
-    rows: Sequence[Rows]
+    rows: Sequence[ExampleRows]
     """The training examples of each client."""
-    held_out: Sequence[Rows] | None
+    held_out: Sequence[ExampleRows] | None
     """The examples that each client holds out for tests; None: no client holds out any."""
 
 
@@ -276,7 +276,7 @@ class ClientPool:
             batch = self._transformed(stored, transform)
             yield terms(self._loss, batch.labels), batch
 
-    def _stream(self, client: int, rows: Rows) -> Iterator[Batch]:
+    def _stream(self, client: int, rows: ExampleRows) -> Iterator[Batch]:
         """Examples of a client outside its training: the reader need not keep them."""
         transform = self._transform_of(client)
         batches = (rows[k : k + self._full_batch] for k in range(0, len(rows), self._full_batch))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hpcfl.data.base import Transform
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.local.examples import example_source
 from hpcfl.types import Batch, Examples
 
@@ -26,7 +26,7 @@ class EvaluationSet:
     def __init__(
         self,
         examples: Examples | None,
-        rows: Rows | None,
+        rows: ExampleRows | None,
         transform: Transform,
         *,
         batch_size: int,

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.types import Batch, Examples, Stored
 
 READ_CHUNK = 16  # examples that one thread reads at a time
@@ -28,17 +28,17 @@ class ExampleSource(Protocol):
         """Read ahead the examples of these clients, which are needed in about this order."""
         ...
 
-    def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def of_client(self, client: int, batches: Iterable[ExampleRows]) -> Iterator[Batch]:
         """The examples at these positions, from 0 to n_i - 1, of the client; batch by batch."""
         ...
 
-    def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[ExampleRows]) -> Iterator[Batch]:
         """The examples of these rows of the data set, batch by batch."""
         ...
 
 
 def example_source(
-    examples: Examples, rows: Sequence[Rows], device: torch.device, *, resident: bool
+    examples: Examples, rows: Sequence[ExampleRows], device: torch.device, *, resident: bool
 ) -> ExampleSource:
     """The source of these examples, of which client i holds ``rows[i]``.
 
@@ -66,19 +66,19 @@ class InMemory:
     """Examples in memory, or in a file that the system maps into memory."""
 
     def __init__(
-        self, inputs: Tensor, labels: Tensor, rows: Sequence[Rows], device: torch.device
+        self, inputs: Tensor, labels: Tensor, rows: Sequence[ExampleRows], device: torch.device
     ) -> None:
         self._inputs, self._labels, self._rows, self._device = inputs, labels, rows, device
 
     def prefetch(self, clients: Sequence[int]) -> None:
         """Nothing to do: the examples are there."""
 
-    def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def of_client(self, client: int, batches: Iterable[ExampleRows]) -> Iterator[Batch]:
         """Copies of these rows."""
         own = self._rows[client]
         return self.stream(own[positions] for positions in batches)
 
-    def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[ExampleRows]) -> Iterator[Batch]:
         """Copies of these rows."""
         for rows in batches:
             yield self.take(to_device(torch.from_numpy(rows), self.device))
@@ -103,7 +103,7 @@ class FromFile:
     """
 
     def __init__(
-        self, inputs: Stored, labels: Tensor, rows: Sequence[Rows], device: torch.device
+        self, inputs: Stored, labels: Tensor, rows: Sequence[ExampleRows], device: torch.device
     ) -> None:
         self._inputs, self._labels, self._rows, self._device = inputs, labels, rows, device
         self._next: deque[int] = deque()
@@ -121,7 +121,7 @@ class FromFile:
         self._next, self._present = deque(clients), None
         self._look_ahead()
 
-    def of_client(self, client: int, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def of_client(self, client: int, batches: Iterable[ExampleRows]) -> Iterator[Batch]:
         """The client's examples; waits for those that are not read yet."""
         own = self._rows[client]
         if len(own) > self._most:
@@ -136,9 +136,9 @@ class FromFile:
         for positions in batches:
             yield self._batch(inputs.whole[torch.from_numpy(positions)], own[positions])
 
-    def stream(self, batches: Iterable[Rows]) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[ExampleRows]) -> Iterator[Batch]:
         """The examples of these rows; the next batches are read ahead."""
-        waiting: deque[tuple[Chunks, Rows]] = deque()
+        waiting: deque[tuple[Chunks, ExampleRows]] = deque()
         for rows in batches:
             waiting.append((self._submit(rows), rows))
             if len(waiting) > READ_AHEAD:
@@ -147,7 +147,7 @@ class FromFile:
         for chunks, rows in waiting:
             yield self._batch(chunks.whole, rows)
 
-    def _batch(self, inputs: Tensor, rows: Rows) -> Batch:
+    def _batch(self, inputs: Tensor, rows: ExampleRows) -> Batch:
         labels = self._labels[torch.from_numpy(rows)]
         return Batch(inputs.to(self._device), labels.to(self._device))
 
@@ -158,7 +158,7 @@ class FromFile:
         small = (client for client in soon if len(self._rows[client]) <= self._most)
         self._chunks = {i: self._chunks.get(i) or self._submit(self._rows[i]) for i in small}
 
-    def _submit(self, rows: Rows) -> "Chunks":
+    def _submit(self, rows: ExampleRows) -> "Chunks":
         starts = range(0, len(rows), READ_CHUNK)
         return Chunks(
             [self._threads.submit(self._inputs.read, rows[k : k + READ_CHUNK]) for k in starts]

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Client
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import BrokenRuleError
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.sgd import Sgd
 from hpcfl.models.dropout import dropouts
-from hpcfl.models.flat_vector import Layout, trained
+from hpcfl.models.flat_vector import ParameterLayout, trained
 from hpcfl.types import Batch, Count, Decay, Fraction, Loss, NonNegative, Positive, Section, Vector
 
 
@@ -83,7 +83,7 @@ class Local(Section):
 class BatchIndices(NamedTuple):
     """The examples of one local step, among those of its client."""
 
-    positions: Rows  # [B], from 0 to n_i - 1
+    positions: ExampleRows  # [B], from 0 to n_i - 1
     draws: NDArray[np.int64] | None  # [B], see ``Transform``; None where nothing is augmented
 
 
@@ -166,7 +166,7 @@ class Gradient:
         self, model: nn.Module, loss: Loss, *, bf16: bool = False, clip: float | None = None
     ) -> None:
         self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         self._parameters: list[Tensor] = list(trained(model).values())
         self._precision = (
             partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext

@@ -13,7 +13,7 @@ from torch import Size, Tensor, nn
 from hpcfl.types import Vector
 
 
-class Layout(NamedTuple):
+class ParameterLayout(NamedTuple):
     """The trained parameters in a flat vector: in ``named_parameters()`` order, each row-major."""
 
     names: tuple[str, ...]
@@ -21,10 +21,10 @@ class Layout(NamedTuple):
     sizes: tuple[int, ...]
 
     @staticmethod
-    def of(model: nn.Module) -> "Layout":
+    def of(model: nn.Module) -> "ParameterLayout":
         """The layout of ``model``'s trained parameters."""
         named = trained(model)
-        return Layout(
+        return ParameterLayout(
             tuple(named),
             tuple(p.shape for p in named.values()),
             tuple(p.numel() for p in named.values()),
@@ -72,6 +72,6 @@ def frozen_note(model: nn.Module) -> str:
 def load(model: nn.Module, x: Vector) -> None:
     """Copy ``x`` into the model's trained parameters."""
     with torch.no_grad():
-        views = Layout.of(model).views(x)
+        views = ParameterLayout.of(model).views(x)
         for parameter, view in zip(trained(model).values(), views, strict=True):
             parameter.copy_(view)

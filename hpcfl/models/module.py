@@ -92,14 +92,14 @@ class Module(ModelConfig):
             return module.apply(draw_once)  # children first, as a layer may set their parameters
         make = self._make()
         given = {"input_shape": input_shape, "outputs": outputs}
-        known = {name: given[name] for name in taken(make, self.of, self.arguments)}
+        known = {name: given[name] for name in data_arguments(make, self.of, self.arguments)}
         model: nn.Module = make(**known, **_copied(self.arguments))
         return model
 
     def require_code(self) -> None:
         """Import ``of``, and compare ``arguments`` with its signature."""
         if not self.of.endswith(OBJECT):
-            taken(self._make(), self.of, self.arguments)
+            data_arguments(self._make(), self.of, self.arguments)
 
     def _make(self) -> Any:
         if not is_in_file(self.of) and not self.of.rpartition(".")[0]:
@@ -153,7 +153,7 @@ def _copied(value: Any) -> Any:
     return [*map(_copied, value)] if isinstance(value, list | tuple) else value
 
 
-def taken(make: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+def data_arguments(make: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Those of ``input_shape`` and ``outputs`` that a class or function takes.
 
     Args:

@@ -18,7 +18,7 @@ from hpcfl.report.collect import state
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import MANIFEST, committed_folders
-from hpcfl.run_dir.record import RunRecord, read_job, require_log, with_history
+from hpcfl.run_dir.record import RunRecord, read_record, require_log, with_history
 
 RECENT = 100  # rounds over which speeds and shares of the time are taken
 LATE_S = 30.0  # a rank writes a heartbeat every 5 s or more often: older ones are marked
@@ -88,7 +88,7 @@ class RunObserver:
         versions = self._changed_ns()
         if versions != self._versions:  # a start or an end has written the history
             self._history = _read_history(folder)
-            self._job = with_history(read_job(folder.root), self._history)
+            self._job = with_history(read_record(folder.root), self._history)
             self._versions = versions
         log = self._log.read()
         kept = committed_folders(folder.checkpoints)[-1:]

@@ -217,7 +217,7 @@ def _read(started: tuple[Path, bool]) -> tuple[RunRecord, str | None]:
         if run.finished:
             return run, note
         alive = RunDir(folder).is_locked()
-    return replace(run, fate=state(run, alive=alive, failed=failed)), note
+    return replace(run, unfinished_state=state(run, alive=alive, failed=failed)), note
 
 
 def _planned(root: Path) -> set[str]:

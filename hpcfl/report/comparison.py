@@ -49,7 +49,7 @@ class Column(NamedTuple):
             return self.cells[group[0]]
         known = self.known(group)
         some = 0 < len(known) < len(group)
-        return spread(known, self.show) + (counted(len(known), len(group)) if some else "")
+        return spread(known, self.show) + (seeds_note(len(known), len(group)) if some else "")
 
 
 class ComparisonColumns(NamedTuple):
@@ -94,7 +94,7 @@ def spread(values: Sequence[float | None], show: str) -> str:
     return show.format(mean) + ("" if std is None else f" +- {show.format(std)}")
 
 
-def counted(count: int, of: int) -> str:
+def seeds_note(count: int, of: int) -> str:
     """The number of runs that a mean is over: " (n=2)", " (n=1 of 2)"; empty for one run."""
     if of == 1:
         return ""

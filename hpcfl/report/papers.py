@@ -13,11 +13,11 @@ from hpcfl.errors import JobError
 from hpcfl.report.columns import diverged_note, run_captions
 from hpcfl.report.comparison import (
     ACCURACIES,
-    counted,
     fraction,
     mean_and_std,
     places,
     printed,
+    seeds_note,
     spread,
     with_published,
 )
@@ -176,7 +176,7 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
     if finals:
         values = [final.value for final in finals]
         competes = all(run.finished and not run.diverged for run in runs)
-        seeds = counted(len(finals), len(runs))
+        seeds = seeds_note(len(finals), len(runs))
         return _mean(values, finals[0].metric, seeds, competes=competes)
     newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
     if not newest:
@@ -184,7 +184,7 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
     at = sorted({t for t, _ in newest})
     after = f" @{'-'.join(str(t) for t in dict.fromkeys((at[0], at[-1])))}/{runs[0].rounds}"
     after += " failed" if all(run.state == "failed" for run in runs) else ""
-    after += counted(len(newest), len(runs))
+    after += seeds_note(len(newest), len(runs))
     return _mean([value for _, value in newest], "accuracy", after, competes=False)
 
 
@@ -246,7 +246,7 @@ def _rounds_cell(runs: Sequence[RunRecord], reached: TargetRounds, members: Sequ
     speed = _speedup(reached, members)
     fewer = f", n={speed.members}" if speed.members != len(rounds) else ""
     faster = f" ({speed.mean:.2f}x{fewer})" if speed.mean is not None else ""
-    text = spread(rounds, "{:.0f}") + faster + counted(len(rounds), len(members))
+    text = spread(rounds, "{:.0f}") + faster + seeds_note(len(rounds), len(members))
     competes = len(rounds) == len(members)
     return _Cell(text, *mean_and_std(rounds), members=len(rounds), competes=competes)
 

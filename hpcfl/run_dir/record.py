@@ -75,7 +75,7 @@ class RunRecord:
     """An object for each round, in order; round 0 is the initial model."""
     settings: Settings = field(default_factory=dict)
     """The job's values by their dotted keys; of a branch, its course under BRANCH."""
-    fate: str = "unfinished"
+    unfinished_state: str = "unfinished"
     """Its state while it is not finished (``hpcfl.report.collect.state``)."""
     guess_loss: float | None = None
     """The training loss of guessing, from the history (``hpcfl.evaluation.divergence``)."""
@@ -111,8 +111,8 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """The word "finished", or else the ``fate``."""
-        return "finished" if self.finished else self.fate
+        """The word "finished", or else the ``unfinished_state``."""
+        return "finished" if self.finished else self.unfinished_state
 
     @cached_property
     def divergence(self) -> Divergence | None:
@@ -200,7 +200,7 @@ class RunRecord:
         tail = [v for t, v in self.scores["test_accuracy"] if t > first]
         return math.fsum(tail) / window if len(tail) == window else None
 
-    def spent(self, *keys: str) -> dict[int, float]:
+    def cumulative(self, *keys: str) -> dict[int, float]:
         """For each round, the sum of the keys' values up to it; empty if all are zero."""
         sums = accumulate(math.fsum(entry.get(key) or 0 for key in keys) for entry in self.log)
         cumulated = {entry["round"]: total for entry, total in zip(self.log, sums, strict=True)}
@@ -232,7 +232,7 @@ def read_run(path: Path) -> RunRecord:
         StoreError: a file of the run is damaged.
     """
     folder = RunDir(path)
-    job, log = read_job(path), LogReader(folder.log).read()
+    job, log = read_record(path), LogReader(folder.log).read()
     checkpoint = require_log(folder)
     return replace(job, log=log, inputs=checkpoint.inputs if checkpoint else {})
 
@@ -259,7 +259,7 @@ def require_log(folder: RunDir) -> Checkpoint | None:
             return found
 
 
-def read_job(path: Path) -> RunRecord:
+def read_record(path: Path) -> RunRecord:
     """Read the job of a run directory, without its log.
 
     Raises:

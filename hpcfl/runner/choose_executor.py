@@ -20,7 +20,7 @@ from hpcfl.errors import ClientError, JobError
 from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_job import load_run
+from hpcfl.run_dir.load_run import load_run
 from hpcfl.runner.components import Components
 
 BUDGET_S = 0.7  # for each executor, unless a single step takes longer

@@ -18,7 +18,7 @@ from hpcfl.comm.exact import Exact
 from hpcfl.comm.fast import Fast
 from hpcfl.comm.reduction import Reduction
 from hpcfl.data.base import Dataset
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
@@ -77,7 +77,7 @@ class Components:
         return self.loaded.job
 
     @property
-    def rows(self) -> Sequence[Rows]:
+    def rows(self) -> Sequence[ExampleRows]:
         """Each client's training examples."""
         return self.split.rows
 
@@ -156,7 +156,7 @@ class Components:
         return self._evaluation_set(None if rows is None else self.dataset.train, rows)
 
     def _evaluation_set(
-        self, examples: Examples | None, rows: Rows | None, batch_size: int | None = None
+        self, examples: Examples | None, rows: ExampleRows | None, batch_size: int | None = None
     ) -> EvaluationSet:
         return EvaluationSet(
             examples,

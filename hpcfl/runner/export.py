@@ -18,10 +18,10 @@ from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import present, read_bytes, readable
 from hpcfl.job.schema import Job, Loaded
-from hpcfl.models.flat_vector import Layout, buffers
+from hpcfl.models.flat_vector import ParameterLayout, buffers
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_job import load_run
+from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.manifest import Checkpoint, check_run_files, committed_folders, find, rounds
 from hpcfl.runner.components import stored
 from hpcfl.runner.initial import build_model, load_data
@@ -202,7 +202,7 @@ def _model(folder: RunDir, loaded: Loaded, x: Vector) -> nn.Module:
     """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
     model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
-    size = Layout.of(model).total
+    size = ParameterLayout.of(model).total
     if size != x.numel():
         raise StoreError(
             f"{folder.root}: the model has {size} parameters with the data as they are now, "

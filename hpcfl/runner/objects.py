@@ -48,7 +48,7 @@ from hpcfl.job.yaml_file import (
     with_prefix,
 )
 from hpcfl.models.base import ModelConfig
-from hpcfl.models.module import OBJECT, taken
+from hpcfl.models.module import OBJECT, data_arguments
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.main_source import (
     MAIN,
@@ -294,7 +294,9 @@ class _Objects:
         section = self._file.tree["model"]
         if section.get("name") == "module":
             arguments = section.get("arguments")
-            taken(make, make.__qualname__, arguments if isinstance(arguments, dict) else {})
+            data_arguments(
+                make, make.__qualname__, arguments if isinstance(arguments, dict) else {}
+            )
 
     def keep_classes(self) -> None:
         """Keep the code of the classes and functions of ``__main__`` that the job names.

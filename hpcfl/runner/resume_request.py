@@ -22,7 +22,7 @@ from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import Loaded, require_runnable, typed
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_job import load_run
+from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.manifest import find, rounds
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hpcfl.store.reader import verify
+from hpcfl.store.reader import check_row
 from hpcfl.store.segment import Segment, checksum
 
 
@@ -84,7 +84,7 @@ def _read(at: SegmentRow, target: Iterable[Tensor]) -> int:
 def _verify(
     at: SegmentRow, target: Iterable[Tensor], crc: "Future[int]", client: int
 ) -> Iterable[Tensor]:
-    verify(at.segment, at.row, target, crc.result(), client)
+    check_row(at.segment, at.row, target, crc.result(), client)
     return target
 
 

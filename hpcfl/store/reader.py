@@ -78,7 +78,7 @@ class Reader:
     def _read_row(self, entry: RowEntry, client: int) -> Any:
         source = self._segment(entry.path)
         tensors = source.read(entry.row)
-        verify(source, entry.row, tensors, entry.crc, client)
+        check_row(source, entry.row, tensors, entry.crc, client)
         return self._schema.type(*tensors)
 
     def _segment(self, path: Path) -> Segment:
@@ -89,7 +89,7 @@ class Reader:
         return self._open[path]
 
 
-def verify(source: Segment, row: int, tensors: Iterable[Tensor], crc: int, client: int) -> None:
+def check_row(source: Segment, row: int, tensors: Iterable[Tensor], crc: int, client: int) -> None:
     """Compare the checksum of a client's state, read from a row of ``source``, with ``crc``.
 
     Raises:

@@ -50,7 +50,7 @@ class Segment:
     """An open segment file; use ``create`` or ``open``."""
 
     def __init__(
-        self, path: Path, schema: StateSchema, layout: segment_file.Layout, fd: int
+        self, path: Path, schema: StateSchema, layout: segment_file.SegmentLayout, fd: int
     ) -> None:
         self.path, self.rows = path, layout.rows
         self.crcs = np.zeros(layout.rows, np.uint32)

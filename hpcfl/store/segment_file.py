@@ -25,7 +25,7 @@ from hpcfl.store.schema import STORED, Field, StateSchema
 FORMAT = np.bytes_(b"hpcfl client states 1")
 
 
-class Layout(NamedTuple):
+class SegmentLayout(NamedTuple):
     """The number of rows, and where the dataset of each field begins in the file."""
 
     rows: int
@@ -65,7 +65,7 @@ def _free(folder: Path) -> str:
         return "unknown how much"
 
 
-def inspect(path: Path, schema: StateSchema) -> Layout:
+def inspect(path: Path, schema: StateSchema) -> SegmentLayout:
     """Check that a file is a complete segment of this schema, and find its rows.
 
     Raises:
@@ -113,7 +113,7 @@ def _write_datasets(path: Path, schema: StateSchema, rows: int) -> None:
             dataset.attrs["dtype"] = _name(field.dtype)
 
 
-def _layout(path: Path, file: Any, schema: StateSchema, size: int) -> Layout:
+def _layout(path: Path, file: Any, schema: StateSchema, size: int) -> SegmentLayout:
     """The layout of an open file; ``size`` is the file's, in bytes."""
     _expect(path, "format", file.attrs.get("format"), FORMAT)
     _expect(path, "fields", sorted(file), sorted(field.name for field in schema.fields))
@@ -121,7 +121,7 @@ def _layout(path: Path, file: Any, schema: StateSchema, size: int) -> Layout:
     if len(rows) != 1:
         _expect(path, "rows of the fields", sorted(rows), "one number")
     offsets = tuple(file[field.name].id.get_offset() or 0 for field in schema.fields)
-    return Layout(rows.pop(), offsets)
+    return SegmentLayout(rows.pop(), offsets)
 
 
 def _dataset(path: Path, file: Any, field: Field, size: int) -> Any:

@@ -19,10 +19,10 @@ from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import as_override, as_shell_word, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_job import load_run
+from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import committed
-from hpcfl.run_dir.record import read_job
+from hpcfl.run_dir.record import read_record
 from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]
@@ -94,7 +94,7 @@ def runs_table(runs: Sequence[PendingRun]) -> str:
 def _entry(point: Point, folder: RunDir) -> PendingRun:
     if not present(folder.job):
         return PendingRun(point, folder, "start", 0)
-    read_job(folder.root)  # for its error message, if the file is damaged
+    read_record(folder.root)  # for its error message, if the file is damaged
     before, now = _settings(point, folder)
     branches = read_branches(folder.branches)
     if branches:

@@ -42,7 +42,7 @@ _BEFORE_SIGNALS -= {HpcflError.exit_code, JobError.exit_code}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepOutcome:
     """The runs of a sweep that has ended."""
 
     root: Path
@@ -74,7 +74,7 @@ class Outcome:
 
 def run_sweep(
     sweep: Sweep, root: Path, parallel: int | None = None, *, partly: bool = False
-) -> Outcome:
+) -> SweepOutcome:
     """Run all points that are not finished yet.
 
     Args:
@@ -99,7 +99,7 @@ def run_sweep(
         with SweepProgress(sweep.name, root / SWEEP_LOG, len(runs)) as progress:
             failed = _Scheduler(sweep, runs, parallel, progress, signals).run_all()
     finished = [run.folder.root for run in runs if run.point.name not in failed]
-    return Outcome(root, finished, failed)
+    return SweepOutcome(root, finished, failed)
 
 
 def prepare(

@@ -7,7 +7,7 @@ from torch import nn
 from hpcfl.bench import executor as bench
 from hpcfl.bench.executor import bench_executor
 from hpcfl.bench.gpu import _write_texts
-from hpcfl.bench.peers import Work
+from hpcfl.bench.peers import BenchWork
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.plan.arithmetic import forward_operations
@@ -59,7 +59,7 @@ def test_the_operations_of_an_lstm(tmp_path):
 
     The products leave out the gradient of each layer's initial state.
     """
-    _write_texts(tmp_path, Work(2, 3, 2, 3, 0.1))
+    _write_texts(tmp_path, BenchWork(2, 3, 2, 3, 0.1))
     job = tmp_path / "job.yaml"
     job.write_text(TEXTS.format(root=tmp_path))
     plain, whole = (

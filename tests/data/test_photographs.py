@@ -733,7 +733,7 @@ def test_a_full_disk_leaves_no_part_of_a_packed_file(tmp_path):
     path, part = tmp_path / "x.h5", tmp_path / "x.h5.part"
     with (
         pytest.raises(DiskError, match=r"x\.h5: cannot be made: No space left on device"),
-        prepared_file.preparing(path),
+        prepared_file.preparation_errors(path),
         prepared_file.new_image_file(path, part, "origin", 0),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

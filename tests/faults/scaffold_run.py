@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from hpcfl.bench.chaos.run_outcome import Outcome, committed, outcome
+from hpcfl.bench.chaos.run_outcome import RunBits, committed, outcome
 from hpcfl.bench.chaos.settings import JOB
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import Line, RunLog
@@ -35,7 +35,7 @@ def error_line(ended: Ended) -> str:
     return lines[0]
 
 
-def complete(folder: RunDir, job: Path) -> Outcome:
+def complete(folder: RunDir, job: Path) -> RunBits:
     """Resume the run, or start it where it has no checkpoint; its outcome."""
     fresh = ["run", job, "--out", folder.root]
     ended = finish(1, *(fresh if committed(folder) < 0 else ["resume", folder.root]))

@@ -19,9 +19,9 @@ from scaffold_run import write
 from hpcfl.bench import chaos
 from hpcfl.bench.chaos import ALGORITHMS, Chaos, attempt_outcome
 from hpcfl.bench.chaos.attempt_outcome import Ending
-from hpcfl.bench.chaos.run_outcome import Outcome, committed, outcome
+from hpcfl.bench.chaos.run_outcome import RunBits, committed, outcome
 from hpcfl.bench.chaos.settings import ROUNDS
-from hpcfl.bench.chaos.summary import Tally
+from hpcfl.bench.chaos.summary import Summary
 from hpcfl.bench.chaos.watch import AttemptMonitor, PhaseDurations, RoundsSeen
 from hpcfl.errors import HpcflError, StoreError
 from hpcfl.io import checksum
@@ -61,7 +61,7 @@ def test_killed_over_and_over_again(tmp_path):
 
 LOG = [{"round": t + 1} for t in range(ROUNDS)]
 X, IDS, DRIFT = np.array([1.0, 0.0]), np.array([3, 5]), np.ones((2, 2))
-WHOLE = Outcome({"x": X, "client": IDS, "state_drift": DRIFT}, LOG)
+WHOLE = RunBits({"x": X, "client": IDS, "state_drift": DRIFT}, LOG)
 KILLED = Ending("killed", "all ranks", "round", RoundsSeen(7, 0, 6))
 
 
@@ -89,7 +89,7 @@ def scripted(tmp_path, monkeypatch):
 
         monkeypatch.setattr(chaos, "play", play)
         monkeypatch.setattr(chaos, "outcome", outcome)
-        bench = Chaos(tmp_path, [1], Random(0), Tally([]), exact=False)
+        bench = Chaos(tmp_path, [1], Random(0), Summary([]), exact=False)
         assert len(list(bench.play(1))) == 1
         # No checkpoint was lost that was seen: the last life has something to go on from.
         assert [start.refusable for start in starts] == [False] * 3

@@ -20,7 +20,7 @@ from hpcfl.sweep import run_sweep
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import pending_runs
 from hpcfl.sweep.resources import one_more_fits
-from hpcfl.sweep.run_sweep import Outcome
+from hpcfl.sweep.run_sweep import SweepOutcome
 from tests.rundirs import cut_log, resolved
 
 SWEEP = """\
@@ -353,7 +353,7 @@ def test_a_failed_run_stops_no_other(job, tmp_path, hpcfl):
 def test_exit_codes(tmp_path, codes, finished, code):
     failed = {f"r{index}": code for index, code in enumerate(codes)}
     with pytest.raises(SweepError, match="runs failed: r0") as caught:
-        Outcome(tmp_path, finished, failed).check()
+        SweepOutcome(tmp_path, finished, failed).check()
     assert caught.value.exit_code == code
 
 

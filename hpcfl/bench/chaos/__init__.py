@@ -18,9 +18,9 @@ import yaml
 
 from hpcfl.bench.chaos.attempt_outcome import Ending, Start, run_attempt
 from hpcfl.bench.chaos.kill import Kill, draw_kill, draw_stop, why_no_strace
-from hpcfl.bench.chaos.run_outcome import Outcome, outcome
+from hpcfl.bench.chaos.run_outcome import RunBits, outcome
 from hpcfl.bench.chaos.settings import JOB, KEEP, ROUNDS, draw_setting
-from hpcfl.bench.chaos.summary import Tally
+from hpcfl.bench.chaos.summary import Summary
 from hpcfl.bench.chaos.watch import PhaseDurations
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.progress import track
@@ -36,7 +36,7 @@ ENOUGH = 4  # failed runs after which no more are started
 
 def bench_chaos(
     kills: int, ranks: Sequence[int] | None, seed: int, root: Path, *, stops: int = 0
-) -> Tally:
+) -> Summary:
     """Run jobs of all algorithms in turn until enough attempts were killed or stopped.
 
     Args:
@@ -61,7 +61,7 @@ def bench_chaos(
     untraced = why_no_strace(root)
     if untraced:
         notes.append(f"no kill exactly at a system call: {untraced}")
-    chaos = Chaos(root, sizes, Random(seed), Tally(notes), exact=untraced is None)
+    chaos = Chaos(root, sizes, Random(seed), Summary(notes), exact=untraced is None)
     for _ in track(chaos.run(kills, stops), "kills", kills + stops):
         pass
     if not chaos.tally.wrong:
@@ -85,12 +85,12 @@ class Chaos:
     """The runs under one directory, one after the other."""
 
     def __init__(
-        self, root: Path, sizes: Sequence[int], draw: Random, tally: Tally, *, exact: bool
+        self, root: Path, sizes: Sequence[int], draw: Random, tally: Summary, *, exact: bool
     ) -> None:
         self._root, self._sizes, self._draw, self._exact = root, sizes, draw, exact
         self.tally = tally
         self._durations = PhaseDurations()
-        self._undisturbed_outcomes: dict[str, Outcome] = {}  # by algorithm
+        self._undisturbed_outcomes: dict[str, RunBits] = {}  # by algorithm
         self._stops: set[int] = set()  # which of the disturbances are signals to stop
 
     def run(self, kills: int, stops: int = 0) -> Iterator[None]:

@@ -59,7 +59,7 @@ def interrupted(folder: RunDir, keep: int) -> str:
     return "pruning" if not all(whole) or len(whole) > keep else "round"
 
 
-class Outcome(NamedTuple):
+class RunBits(NamedTuple):
     """The model, states and log of a finished run."""
 
     arrays: Mapping[str, NDArray[Any]]
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
     log: list[dict[str, Any]]
     """The lines of the log, without measured times."""
 
-    def differences(self, other: "Outcome") -> list[str]:
+    def differences(self, other: "RunBits") -> list[str]:
         """The names of the arrays, and of the log, that differ in any bit."""
         found = [name for name in ("x", "client") if not _same(self.arrays, other.arrays, name)]
         names = [name for name in {**self.arrays, **other.arrays} if name.startswith("state_")]
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
         return found + ["log.jsonl"] * (self.log != other.log)
 
 
-def outcome(folder: RunDir) -> Outcome:
+def outcome(folder: RunDir) -> RunBits:
     """Read the newest checkpoint and the log of a run.
 
     Raises:
@@ -88,7 +88,7 @@ def outcome(folder: RunDir) -> Outcome:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     log = LogReader(folder.log).read()
-    return Outcome(arrays, [{k: v for k, v in entry.items() if not measured(k)} for entry in log])
+    return RunBits(arrays, [{k: v for k, v in entry.items() if not measured(k)} for entry in log])
 
 
 def _same(ours: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]], name: str) -> bool:

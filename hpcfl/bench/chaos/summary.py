@@ -16,7 +16,7 @@ PHASES = ("import", "resume", "checkpoint", "pruning", "round")
 
 
 @dataclass
-class Tally:
+class Summary:
     """The counts of all attempts so far."""
 
     notes: list[str]

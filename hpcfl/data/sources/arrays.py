@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.stand_in import of_arrays
 from hpcfl.errors import DataError, JobError
@@ -108,7 +108,7 @@ class Arrays(DataConfig):
                 )
         return classes
 
-    def _natural(self, path: Path, client: NDArray[Any], examples: int) -> list[Rows]:
+    def _natural(self, path: Path, client: NDArray[Any], examples: int) -> list[ExampleRows]:
         if self.clients is not None:
             raise JobError(
                 f"data.clients: not allowed, {path} says who owns each example (client), and there "

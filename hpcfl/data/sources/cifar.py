@@ -26,7 +26,7 @@ from hpcfl.types import Examples, PathText
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-class Layout(NamedTuple):
+class CifarFiles(NamedTuple):
     """The files and numbers of one of the two data sets, as it is published."""
 
     name: str
@@ -66,7 +66,7 @@ class Cifar(Coloured):
     """Images uint8 [n, 32, 32, 3] and labels; training images are cropped and flipped."""
 
     names_clients: ClassVar[bool | None] = False
-    layout: ClassVar[Layout]
+    layout: ClassVar[CifarFiles]
 
     root: PathText = "data"
     """The folder that holds the official folder or an .npz: see docs/data/README.md."""
@@ -138,7 +138,7 @@ class Cifar(Coloured):
         return CropFlipNormalize(mean=self.layout.mean, std=self.layout.std, augment=self.augment)
 
 
-def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:
+def read(root: Path, layout: CifarFiles) -> tuple[Examples, Examples]:
     """The training and test examples: uint8 [n, 32, 32, 3] and int64 [n].
 
     Raises:
@@ -163,7 +163,7 @@ def read(root: Path, layout: Layout) -> tuple[Examples, Examples]:
     )
 
 
-def _pickled(path: Path, layout: Layout) -> Examples:
+def _pickled(path: Path, layout: CifarFiles) -> Examples:
     """One official file: rows of 3072 bytes, channel by channel."""
     content = unpickle(path)
     for key in ("data", layout.labels):

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hpcfl.data.sources.cifar import Cifar, Layout
+from hpcfl.data.sources.cifar import Cifar, CifarFiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(Cifar):
     """CIFAR-10: cifar-10-batches-py/ or cifar10.npz; training images are cropped and flipped."""
 
-    layout: ClassVar[Layout] = Layout(
+    layout: ClassVar[CifarFiles] = CifarFiles(
         name="cifar10",
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         md5="c58f30108f718f92721af3b95e74349a",

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hpcfl.data.sources.cifar import Cifar, Layout
+from hpcfl.data.sources.cifar import Cifar, CifarFiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar100(Cifar):
     """CIFAR-100: cifar-100-python/ or cifar100.npz; training images are cropped and flipped."""
 
-    layout: ClassVar[Layout] = Layout(
+    layout: ClassVar[CifarFiles] = CifarFiles(
         name="cifar100",
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         md5="eb9058c3a382ffc7106e4002c42a8d85",

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.download import Track
 from hpcfl.data.idx import idx_place
-from hpcfl.data.idx_images import IdxImages, Layout
+from hpcfl.data.idx_images import IdxFiles, IdxImages
 from hpcfl.types import PathText
 
 URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
@@ -15,7 +15,7 @@ MD5 = "58c8d27c78d21e728a6bc7b3cc06412e"
 _RAW = Path("EMNIST") / "raw"  # where torchvision puts them
 
 
-class Split(NamedTuple):
+class EmnistSplit(NamedTuple):
     """One of the ways in which the publisher splits EMNIST."""
 
     classes: int
@@ -26,12 +26,12 @@ class Split(NamedTuple):
 
 
 SPLITS = {
-    "balanced": Split(classes=47, counts=(112_800, 18_800)),
-    "byclass": Split(classes=62, counts=(697_932, 116_323)),
-    "bymerge": Split(classes=47, counts=(697_932, 116_323)),
-    "letters": Split(classes=26, counts=(124_800, 20_800), first=1),
-    "digits": Split(classes=10, counts=(240_000, 40_000)),
-    "mnist": Split(classes=10, counts=(60_000, 10_000)),
+    "balanced": EmnistSplit(classes=47, counts=(112_800, 18_800)),
+    "byclass": EmnistSplit(classes=62, counts=(697_932, 116_323)),
+    "bymerge": EmnistSplit(classes=47, counts=(697_932, 116_323)),
+    "letters": EmnistSplit(classes=26, counts=(124_800, 20_800), first=1),
+    "digits": EmnistSplit(classes=10, counts=(240_000, 40_000)),
+    "mnist": EmnistSplit(classes=10, counts=(60_000, 10_000)),
 }
 
 
@@ -47,7 +47,7 @@ class Emnist(IdxImages):
     10, as many of them as MNIST has."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> IdxFiles:
         """The files and numbers of the split."""
 
         def files(part: str) -> tuple[Path, Path]:
@@ -55,7 +55,7 @@ class Emnist(IdxImages):
             return _RAW / f"{stem}-images-idx3-ubyte", _RAW / f"{stem}-labels-idx1-ubyte"
 
         split = SPLITS[self.split]
-        return Layout(
+        return IdxFiles(
             name=f"emnist_{self.split}",
             prepare=f"emnist split={self.split}",
             train=files("train"),

@@ -18,7 +18,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.encoded_images import in_colour
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
-from hpcfl.data.partition import Rows
+from hpcfl.data.partition import ExampleRows
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
 from hpcfl.data.stand_in import of_arrays
@@ -97,7 +97,7 @@ class Huggingface(DataConfig):
         )
 
 
-class Split(NamedTuple):
+class TableSplit(NamedTuple):
     """A part of a data set."""
 
     where: str
@@ -141,7 +141,7 @@ def _pixels(image: Any) -> NDArray[Any]:
     return np.asarray(in_colour(image) if getattr(image, "mode", "") == "P" else image)
 
 
-def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
+def _splits(path: Path, wanted: set[str]) -> Mapping[str, TableSplit]:
     """The splits found at ``path``; a file or folder without splits is called train."""
     with _package_errors(str(path)):
         datasets = import_module("datasets")  # takes seconds, so only where it is used
@@ -157,7 +157,7 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, Split]:
                 for name, parts in files.items()
                 if parts
             }
-    return {name: Split(f"{path}: {name}", table) for name, table in tables.items()}
+    return {name: TableSplit(f"{path}: {name}", table) for name, table in tables.items()}
 
 
 def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
@@ -244,7 +244,7 @@ def _package_errors(where: str) -> Iterator[None]:
         raise read_error(error, message, DataError) from error
 
 
-def _classes(train: Split, test: Split | None, name: str) -> int:
+def _classes(train: TableSplit, test: TableSplit | None, name: str) -> int:
     """The number of classes that the column declares, or that its largest label implies."""
     declared: int | None = getattr(train.table.features.get(name), "num_classes", None)
     if declared is not None:
@@ -262,7 +262,7 @@ def _classes(train: Split, test: Split | None, name: str) -> int:
     return count_of(f"{train.where}: {name!r}", labels, tests, subtract)
 
 
-def _examples(split: Split, inputs: str, labels: str, classes: int) -> Examples:
+def _examples(split: TableSplit, inputs: str, labels: str, classes: int) -> Examples:
     """Checked tensors: images uint8 [n, H, W, C] or numbers [n, ...], and int64 [n]."""
     x, y = split.column(inputs), split.column(labels)
     image = split.is_image(inputs)
@@ -291,7 +291,7 @@ def _examples(split: Split, inputs: str, labels: str, classes: int) -> Examples:
     return Examples(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))
 
 
-def _owned(train: Split, name: str) -> list[Rows]:
+def _owned(train: TableSplit, name: str) -> list[ExampleRows]:
     """The rows of each client, in the order of the column's values."""
     owner = train.column(name)
     if owner.ndim != 1 or owner.dtype.kind not in "iuU":

@@ -60,7 +60,7 @@ class INaturalist(PublishedPhotos):
             return Photo(paths.get(image, f"{FOLDERS[0]}/{image}.jpg"), label, where)
 
         clients = grouped((user, photo(image, label, at)) for user, image, label, at in rows)
-        return self.counted(Listing(clients, [photo(*row) for row in tested], classes))
+        return self.require_counts(Listing(clients, [photo(*row) for row in tested], classes))
 
     @property
     def to_fetch(self) -> str:

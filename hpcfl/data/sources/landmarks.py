@@ -45,7 +45,7 @@ class Landmarks(PublishedPhotos):
             self._photo(row, *row.values)
             for row in read_table(folder / "test.csv", ("image_id", "class"))
         ]
-        return self.counted(Listing(train, test, self.counts.classes))
+        return self.require_counts(Listing(train, test, self.counts.classes))
 
     @property
     def to_fetch(self) -> str:

@@ -14,10 +14,10 @@ from hpcfl.data.download import Track, quiet
 from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
-from hpcfl.data.partition import Rows, consecutive_rows
-from hpcfl.data.prepared_file import commit, preparing
+from hpcfl.data.partition import ExampleRows, consecutive_rows
+from hpcfl.data.prepared_file import commit, preparation_errors
 from hpcfl.data.published import PublishedSizes
-from hpcfl.data.source_fingerprint import same, source_fingerprint, stamps
+from hpcfl.data.source_fingerprint import require_same_sources, source_fingerprint, stamps
 from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.data.sources.leaf_json import KINDS, User, check, users
 from hpcfl.data.sources.shakespeare import ALPHABET, WINDOW
@@ -76,12 +76,12 @@ class Leaf(DataConfig):
         if not path.exists():
             arrays = self._parse(track)
             part = path.with_name(path.name + ".part")
-            with preparing(path):
+            with preparation_errors(path):
                 with part.open("wb") as file:
                     np.savez(file, allow_pickle=False, origin=np.array(origin), **arrays)
                 commit(part, path)
         elif sources:
-            same(path, read_arrays(path, (), ("origin",)).get("origin"), origin)
+            require_same_sources(path, read_arrays(path, (), ("origin",)).get("origin"), origin)
         self.load(0)
         return path
 
@@ -138,7 +138,7 @@ class Leaf(DataConfig):
             natural_tests=self._tests(arrays),
         )
 
-    def _tests(self, arrays: Mapping[str, NDArray[Any]]) -> list[Rows] | None:
+    def _tests(self, arrays: Mapping[str, NDArray[Any]]) -> list[ExampleRows] | None:
         """The test examples of each client; None in a prepared file of an earlier version.
 
         Raises:

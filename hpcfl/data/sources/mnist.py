@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from hpcfl.data.download import PublishedFile, Track, provide
 from hpcfl.data.grayscale import Grey
-from hpcfl.data.idx_images import IdxImages, Layout
+from hpcfl.data.idx_images import IdxFiles, IdxImages
 from hpcfl.types import PathText
 
 _FILES = (
@@ -38,10 +38,10 @@ class MnistFormat(IdxImages):
     inputs are in [0, 1]."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> IdxFiles:
         """The four files; 60 000 training and 10 000 test examples of 10 classes."""
         files = [Path(self.folder) / name for name in _FILES]
-        return Layout(
+        return IdxFiles(
             name=self.name,
             prepare=self.name,
             train=(files[0], files[1]),

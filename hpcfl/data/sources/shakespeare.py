@@ -22,7 +22,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track, check_count
 from hpcfl.data.hdf5 import member, open_examples, strings
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.partition import Rows, consecutive_rows
+from hpcfl.data.partition import ExampleRows, consecutive_rows
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.stand_in import Form, stand_in
@@ -152,7 +152,9 @@ def classes_of(characters: NDArray[Any]) -> NDArray[np.uint8]:
     return codes
 
 
-def _windows(texts: list[NDArray[np.uint8]], most: int | None) -> tuple[Tensor, Tensor, list[Rows]]:
+def _windows(
+    texts: list[NDArray[np.uint8]], most: int | None
+) -> tuple[Tensor, Tensor, list[ExampleRows]]:
     """Every window of the joined texts, its label, and the rows that stay within each text."""
     joined = torch.from_numpy(np.concatenate([*texts, np.zeros(WINDOW + 1, dtype=np.uint8)]))
     ends = np.cumsum([len(text) for text in texts], dtype=np.int64)

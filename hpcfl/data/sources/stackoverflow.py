@@ -18,7 +18,7 @@ from hpcfl.data.hdf5 import member, opened, strings
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import source_fingerprint, stamps
 from hpcfl.data.text import Sentences
-from hpcfl.data.token_file import Source, Split
+from hpcfl.data.token_file import SentenceSplit, Source
 from hpcfl.errors import DataError
 from hpcfl.types import Count
 
@@ -77,7 +77,7 @@ class StackOverflow(Sentences):
         found = stamps(Path(self.root), (*FILES.values(), WORD_COUNT))
         return source_fingerprint(found) if all(stamp for _, stamp in found) else ""
 
-    def check(self, splits: dict[str, Split]) -> None:
+    def check(self, splits: dict[str, SentenceSplit]) -> None:
         """Compare with the published numbers, unless ``subset`` is set."""
         for name, split in splits.items():
             self._check_numbers(self.prepared, name, (split.users, len(split.last)))

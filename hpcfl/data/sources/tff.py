@@ -16,7 +16,7 @@ from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_classes
-from hpcfl.data.partition import Rows, consecutive_rows
+from hpcfl.data.partition import ExampleRows, consecutive_rows
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.data.stand_in import Form, stand_in
@@ -179,7 +179,7 @@ class Tff(DataConfig):
         provide_members(Path(self.root), archive, track)
 
 
-def _read(path: Path, files: Files, track: Track) -> tuple[Examples, dict[str, Rows]]:
+def _read(path: Path, files: Files, track: Track) -> tuple[Examples, dict[str, ExampleRows]]:
     """The examples of a file, client after client in the order of names, and each one's rows."""
     with open_examples(path) as group:
         names = sorted(group)

@@ -27,9 +27,9 @@ from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.inputs import InputFile
 from hpcfl.data.packed import checked_labels, mapped
 from hpcfl.data.prepare_command import changed_keys, prepare_command
-from hpcfl.data.prepared_file import new_image_file, preparing
+from hpcfl.data.prepared_file import new_image_file, preparation_errors
 from hpcfl.data.published import PublishedSizes
-from hpcfl.data.source_fingerprint import same
+from hpcfl.data.source_fingerprint import require_same_sources
 from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
@@ -84,7 +84,7 @@ class TinyImageNet(Coloured):
                 _pack(path, folder, names, splits, origin, self.workers, track)
             else:
                 with opened(path) as file:
-                    same(path, attribute(file, "origin"), origin.encode())
+                    require_same_sources(path, attribute(file, "origin"), origin.encode())
         self.load(0)
         return path
 
@@ -201,7 +201,7 @@ def _pack(
     part = path.with_name(path.name + ".part")
     every = [photo for photos in splits.values() for photo in photos]
     faults: list[Fault] = []
-    with preparing(path), ThreadPoolExecutor(workers) as threads:
+    with preparation_errors(path), ThreadPoolExecutor(workers) as threads:
         shape = _first_shape(folder, every)
         room = len(every) * (prod(shape) + 8) + encoded(names).nbytes
         about = {"format": FORMAT, "classes": len(names)}

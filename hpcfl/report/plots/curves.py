@@ -320,7 +320,7 @@ def _own(run: RunRecord, key: str) -> dict[int, float]:
 def _along(run: RunRecord, x: str) -> Mapping[int, float]:
     """Where the rounds of a run stand on an axis; empty if it counts no such thing."""
     if x in SPENT:
-        return run.spent(*SPENT[x][0])
+        return run.cumulative(*SPENT[x][0])
     return {entry["round"]: entry["round"] for entry in run.log}
 
 
