@@ -27,7 +27,7 @@ def draw_drift(
     plot: Path,
     size: FigureSize | None = None,
 ) -> str:
-    """Play each run, draw a panel for each, and describe where it ends; no run directory is made.
+    """Do each run, draw a panel for each, and describe where it ends; no run directory is made.
 
     Args:
         file: a job or a sweep, whose data are quadratics in two dimensions.

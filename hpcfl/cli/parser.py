@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     drift = commands.add_parser(
         "drift",
         help="a picture of the clients' local steps, on quadratics in the plane",
-        description="Play a job, or the runs of a sweep, whose data are quadratics in two "
+        description="Run a job, or the runs of a sweep, whose data are quadratics in two "
         "dimensions (data.dim=2), and draw every client's local models and the server's.  No run "
         "directory is made.",
     )

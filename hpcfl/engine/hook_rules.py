@@ -235,7 +235,7 @@ def call_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohor
 def require_repeatable(
     algorithm: Algorithm, x0: Vector, members: Sequence[Callable[[], Member]], cohort: Cohort
 ) -> None:
-    """Play a round twice, the clients in another order, and compare everything bit for bit.
+    """Do a round twice, the clients in another order, and compare everything bit for bit.
 
     Args:
         algorithm: whose hooks are called.

@@ -49,7 +49,7 @@ class LocalPathRecorder:
         self._rounds: list[list[ClientPath]] = []
 
     def run(self, run: Run, gradient: Gradient, sgd: Sgd) -> LocalPaths:
-        """Play all rounds, one client after the other.
+        """Run all rounds, one client after the other.
 
         Args:
             run: of one rank, whose hooks are this recorder; its executor is not used.

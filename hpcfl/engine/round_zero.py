@@ -1,4 +1,4 @@
-"""Play what comes before the first round: a warm start, and a score of the initial model."""
+"""Do what comes before the first round: a warm start, and a score of the initial model."""
 
 from functools import partial
 from time import monotonic

@@ -146,7 +146,7 @@ class _NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
-    """Play one round of ``algorithm`` on a model with ``size`` parameters, by shapes alone.
+    """Do one round of ``algorithm`` on a model with ``size`` parameters, by shapes alone.
 
     Raises:
         BrokenRuleError: a hook changes a tensor in place, draws at random, or returns another

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfl.runner.components import Components
 
@@ -51,6 +50,8 @@ RECURRENT = {
 
 def forward_operations(components: Components) -> int:
     """Floating-point operations of an example's outputs in the model."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton where there is one
+
     data = components.dataset
     inputs: Tensor = data.transform(data.sample(1), components.x0.dtype, None)
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=RECURRENT) as counter:

@@ -117,9 +117,10 @@ def _measure(components: Components, ranks: int) -> Choice:
         block_s = _seconds(many, many.executor(many.gradient()), size)
     except (JobError, ClientError) as e:  # a GPU's memory may be too small for a whole block
         return Choice("sequential", size, sequential_s, None, why=str(e))
+    finally:
+        components.clients.pop_elapsed_s()  # round 1 must not count these batches
     idle = idle_share(components, ranks, size)
     block_s /= 1 - idle
-    components.clients.pop_elapsed_s()  # round 1 must not count these batches
     faster: ExecutorName = "block" if block_s < sequential_s else "sequential"
     return Choice(faster, size, sequential_s, block_s, idle)
 

@@ -122,8 +122,7 @@ class Components:
     def changed(self, **changes: Any) -> "Components":
         """These components with another job or initial model, over the same copy of the data."""
         made = replace(self, **changes)
-        if "clients" in vars(self):  # a new pool would copy the data to the device once more
-            vars(made)["clients"] = self.clients
+        vars(made)["clients"] = self.clients  # a new pool would copy the data to the device again
         return made
 
     @property

@@ -1,4 +1,4 @@
-"""Play a job of two parameters in this process, and record every local model."""
+"""Run a job of two parameters in this process, and record every local model."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -33,7 +33,7 @@ class QuadraticPaths(NamedTuple):
 
 
 def run_quadratics(loaded: Loaded) -> QuadraticPaths:
-    """Play a job on the quadratics in the plane, on the CPU; nothing is written.
+    """Run a job on the quadratics in the plane, on the CPU; nothing is written.
 
     Args:
         loaded: the checked job.

@@ -371,7 +371,7 @@ class _Trial:
             self._try_metrics(metrics, (batches or [self._batches[0]])[0])
 
     def _try_metrics(self, metrics: Sequence[UserMetric], batch: Batch) -> None:
-        """Play the user's metrics twice on a batch."""
+        """Call the user's metrics twice on a batch."""
         outputs = self._gradient.predict(self._components.x0, batch.inputs)
         for metric in metrics:
             name, where = f"evaluate.metrics: {short_name(metric.path)}", defined(metric.function)
@@ -403,8 +403,9 @@ class _Trial:
 
     @property
     def _transform(self) -> str:
-        """Where the user's transform is, if it is the user's."""
-        return _defined(self._components.dataset.transform)
+        """Where the user's transform is, if it is the user's and all clients have it."""
+        data = self._components.dataset
+        return "" if data.personal else _defined(data.transform)
 
     @property
     def _forward(self) -> str:

@@ -47,11 +47,14 @@ def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
         JobError: a directory holds a run of another job, or one that is alive.
         StoreError: a file of a run is damaged.
     """
-
-    def entry(point: Point) -> PendingRun:
-        return _entry(point, RunDir(root / point.name))
-
-    return map_in_threads(entry, sweep.points)
+    runs = [_entry(point, RunDir(root / point.name)) for point in sweep.points]
+    begun = [run.folder for run in runs if present(run.folder.job)]
+    for folder, alive in zip(begun, map_in_threads(RunDir.is_locked, begun), strict=True):
+        if alive:
+            raise JobError(
+                f"{folder.root}: a run is alive in this directory; wait for it or stop it"
+            )
+    return runs
 
 
 def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
@@ -115,8 +118,6 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     if done == rounds:
         action = "skip"
     _require_same_job(PendingRun(point, folder, action, done), before, now)
-    if folder.is_locked():
-        raise JobError(f"{folder.root}: a run is alive in this directory; wait for it or stop it")
     new = [key for key, _, _ in changed(before, now) if key in now] if kept else []
     asked = tuple(as_override(key, now[key]) for key in new)
     return PendingRun(point, folder, action, done, asked)

@@ -286,7 +286,7 @@ def test_they_are_shown(job, hpcfl, tmp_path):
         ("numpy_array", "returns array("),
         ("in_place", "in_place changes its outputs or labels in place; make a new tensor"),
         ("draws", "draws in draws (...) from Python's random; let it draw nothing"),
-        ("keeps", "gives other numbers in keeps (...) when the same batch is played"),
+        ("keeps", "gives other numbers in keeps (...) when the same batch is run again"),
         ("Collects", "gives other numbers in sums (...)"),
         ("raises", "in raises (...): IndexError: index 1000 is out of bounds"),
         ("Text", "Text.score returns 'good'; expected a number"),

@@ -87,10 +87,10 @@ def scripted(tmp_path, monkeypatch):
                 raise what
             return what
 
-        monkeypatch.setattr(chaos, "play", play)
+        monkeypatch.setattr(chaos, "run_attempt", play)
         monkeypatch.setattr(chaos, "outcome", outcome)
         bench = Chaos(tmp_path, [1], Random(0), Summary([]), exact=False)
-        assert len(list(bench.play(1))) == 1
+        assert len(list(bench.run(1))) == 1
         # No checkpoint was lost that was seen: the last life has something to go on from.
         assert [start.refusable for start in starts] == [False] * 3
         return bench.tally

@@ -46,14 +46,14 @@ fi
 
 if [ "${1-}" != --rehearse ] &&
   ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-  echo "make gpu: torch of $python sees no GPU; make gpu GPU=--rehearse plays tiny sizes" >&2
+  echo "make gpu: torch of $python sees no GPU; make gpu GPU=--rehearse runs tiny sizes" >&2
   exit 2
 fi
 
 mkdir -p "$results"
 status=0 state=$(git describe --always --dirty --abbrev=40 2>/dev/null || echo none)
 if [ "${1-}" != --rehearse ] && [ "$(cat "$results/tests.passed" 2>/dev/null)" != "$state" ]; then
-  # A failure keeps no one from the figures: the next call plays the failed tests again.
+  # A failure keeps no one from the figures: the next call runs the failed tests again.
   timeout "${minutes}m" "$python" -m pytest -q --last-failed -o "cache_dir=$results/$state" \
     tests/gpu 2>&1 | tee "$results/tests.log" || status=$?
   [ "$status" != 0 ] || echo "$state" > "$results/tests.passed"
