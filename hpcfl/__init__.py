@@ -4,6 +4,7 @@ From Python, ``hpcfl.run("quickstart", {"rounds": 20})`` does what ``hpcfl run``
 model and data that are Python objects.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 # torch is imported by the functions that need it: `import hpcfl` is instant.
+
+# For deterministic products on a GPU; cuBLAS reads it before the first product of the process.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def __dir__() -> list[str]:

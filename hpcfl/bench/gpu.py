@@ -223,7 +223,7 @@ def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         root = Path(name)
         path = root / "job.yaml"
-        path.write_text(json.dumps(_job(root, subject, work, device)))
+        path.write_text(json.dumps(random_job(root, subject, work, device)))
         sides: dict[str, Callable[[], float]] = {}
         for executor in ("sequential", "block"):
             (folder := root / executor).mkdir()
@@ -239,7 +239,7 @@ def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -
     return [Measurement(str(subject), side, "s", seconds) for side, seconds in times.items()]
 
 
-def _job(root: Path, subject: Subject, work: BenchWork, device: str) -> dict[str, Any]:
+def random_job(root: Path, subject: Subject, work: BenchWork, device: str) -> dict[str, Any]:
     """A job of random examples, which this writes."""
     count = work.users * work.samples
     common = {

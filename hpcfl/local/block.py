@@ -8,6 +8,7 @@ others have taken theirs.  Equal to ``Sequential`` up to rounding.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map
 from hpcfl.algorithms.base import Client
 from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.block_gradients import BlockGradients
-from hpcfl.local.layers import stacked
+from hpcfl.local.layers import VmapReductions, stacked
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import ClientResult, ClientTask
@@ -54,6 +55,7 @@ class Block:
         self._gradients, self._batches, self._size = gradients, batches, batches.size
         self._shared = shared
         self._step = wrap(self._step_without_graph)
+        self._reductions = VmapReductions if gradients.on_gpu else nullcontext
 
     def full_gradients(
         self, points: Sequence[Vector], tasks: Iterable[ClientTask]
@@ -99,7 +101,8 @@ class Block:
         clients = tree_map(lambda leaf: leaf.to(device), clients)
         before = self._stack(states)
         begin = vmap(lambda state, client: self._algorithm.begin(message, state, client))
-        local = begin(before, clients)
+        with self._reductions():
+            local = begin(before, clients)
         y = message.x.expand(self._size, -1)
         carry: Carry = y, local, self._sequential.sgd.velocity(y)
         # In float64, as in the sequential executor: a sum of many steps' losses.
@@ -114,7 +117,8 @@ class Block:
             found: tuple[Any, Any] = self._algorithm.finish(y, local, message, state, client)
             return found
 
-        uploads, after = vmap(finish)(*carry[:2], before, clients)
+        with self._reductions():
+            uploads, after = vmap(finish)(*carry[:2], before, clients)
         losses = total / clients.steps
         return [
             ClientResult(
@@ -173,7 +177,8 @@ class Block:
             )
             return carried, loss.masked_fill(~active, 0.0)
 
-        stepped: tuple[Carry, Tensor] = vmap(step_one)(*carry, clients, step.active)
+        with self._reductions():
+            stepped: tuple[Carry, Tensor] = vmap(step_one)(*carry, clients, step.active)
         return stepped
 
 

@@ -51,13 +51,13 @@ class BlockGradients:
         self._model, self._loss, self._convolutions = model, loss, convolutions
         self._layout, self._dropouts = ParameterLayout.of(model), dropouts(model)
         device = next(model.parameters()).device.type
-        self._pad = device == "cpu"
+        self.on_gpu = device != "cpu"
         self._precision = partial(autocast_bfloat16, device) if bf16 else nullcontext
         self._clip = clip
 
     def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:
         """Losses [K] and clipped gradients [K, P]."""
-        layers = VmapLayers(self._convolutions, pad=self._pad)
+        layers = VmapLayers(self._convolutions, pad=not self.on_gpu)
         with torch.enable_grad():
             views = self._views(points)
             losses = self._losses(layers, views, batches)
@@ -81,7 +81,7 @@ class BlockGradients:
                 or padding a batch changes its gradient.
             Exception: whatever else the model raises under vmap.
         """
-        layers = VmapLayers(self._convolutions, pad=self._pad)
+        layers = VmapLayers(self._convolutions, pad=not self.on_gpu)
         seeds = torch.zeros(2, dtype=torch.int64, device=x.device)
         points = x.expand(2, -1)
         for width in (1, 2):

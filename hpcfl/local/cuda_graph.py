@@ -77,9 +77,19 @@ def _capture(function: Callable[..., Any], trees: Any) -> _Captured:
     graph = torch.cuda.CUDAGraph()
     # Other threads may free pinned memory or poll NCCL meanwhile: in the default mode "global" any
     # such call makes the capture fail.
-    with (
-        _no_garbage_collection(),
-        torch.cuda.graph(graph, capture_error_mode="thread_local"),
-    ):
-        outputs = function(*tree_unflatten(inputs, spec))
+    stream, raised = torch.cuda.current_stream(), None
+    try:
+        with (
+            _no_garbage_collection(),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            try:
+                outputs = function(*tree_unflatten(inputs, spec))
+            except Exception as e:
+                raised = e
+                raise
+    except Exception as e:  # noqa: BLE001 - it, or its cause, is raised again
+        # The end of a failed capture raises an error of its own, and leaves its stream current.
+        torch.cuda.set_stream(stream)
+        raise raised or e from None
     return _Captured(graph, inputs, outputs)

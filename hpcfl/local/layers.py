@@ -20,6 +20,7 @@ Convolutions = Literal["grouped", "products"]
 # remainder after whole vectors of the processor.  Otherwise a CPU's kernels would round the numbers
 # of one client differently from those of the next, and a client's bits would depend on its slot.
 PAD_MULTIPLE = 64
+_GROUP = 32  # places of a sequence that CUDA's gradient of an embedding sums together
 
 
 class VmapLayers(TorchFunctionMode):
@@ -28,8 +29,8 @@ class VmapLayers(TorchFunctionMode):
     Args:
         convolutions: "grouped", as vmap computes them, one group a client; or batched matrix
             "products" of the images' patches, for devices whose grouped convolutions are slow.
-        pad: pad dense layers, so that a client's bits do not depend on its slot in the block (see
-            ``PAD_MULTIPLE``); needed on a CPU.
+        pad: pad dense layers, as a CPU needs it, so that a client's bits do not depend on its slot
+            in the block (see ``PAD_MULTIPLE``); else pad embeddings, as a GPU needs it.
     """
 
     def __init__(self, convolutions: Convolutions, *, pad: bool) -> None:
@@ -42,12 +43,72 @@ class VmapLayers(TorchFunctionMode):
             self._replacements[torch.conv2d] = _conv2d
         if pad:
             self._replacements[functional.linear] = _linear
+        else:
+            self._replacements[functional.embedding] = _embedding
+            # By this, nn.LSTM decides whether to copy its weights side by side on a GPU: not so.
+            self._replacements[torch.Tensor.data_ptr] = lambda _: 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Call ``func``, or its replacement."""
         return self._replacements.get(func, func)(*args, **(kwargs or {}))
+
+
+class VmapReductions(TorchFunctionMode):
+    """A mode, entered around ``vmap`` on a GPU, for reductions of the clients' vectors.
+
+    CUDA's kernels sum a row in an order that depends on its address modulo 16 bytes.  So that a
+    client's bits do not depend on its slot in the block, vectors are padded by zeros to a multiple
+    of ``PAD_MULTIPLE`` before their norm, sum, mean or product is taken.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call ``func`` of padded vectors, if it is such a reduction."""
+        reduce = _REDUCTIONS.get(func)
+        vectors = args[: 2 if func in _PRODUCTS else 1]
+        if reduce is None or not all(isinstance(v, Tensor) and v.dim() == 1 for v in vectors):
+            return func(*args, **(kwargs or {}))
+        return reduce(func, *args, **(kwargs or {}))
+
+
+def aligned(vectors: Tensor) -> Tensor:
+    """[..., P] with P rounded up to a multiple of ``PAD_MULTIPLE`` by zeros."""
+    missing = -vectors.shape[-1] % PAD_MULTIPLE
+    return functional.pad(vectors, (0, missing)) if missing else vectors
+
+
+def _reduced(func: Any, vector: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    found: Tensor = func(aligned(vector), *args, **kwargs)
+    return found
+
+
+def _norm(func: Any, vector: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    order = kwargs.get("ord", kwargs.get("p", args[0] if args else 2))
+    least = isinstance(order, int | float) and order < 0  # zeros would be the smallest numbers
+    found: Tensor = func(vector if least else aligned(vector), *args, **kwargs)
+    return found
+
+
+def _mean(func: Any, vector: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    found: Tensor = func(aligned(vector), *args, **kwargs)
+    return found * (aligned(vector).shape[-1] / vector.shape[-1])
+
+
+def _product(func: Any, one: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return aligned(one * other).sum()
+
+
+_PRODUCTS = (torch.dot, torch.Tensor.dot, torch.inner, torch.Tensor.inner)
+_REDUCTIONS: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((torch.sum, torch.Tensor.sum), _reduced),
+    **dict.fromkeys((torch.norm, torch.Tensor.norm), _norm),
+    **dict.fromkeys((torch.linalg.norm, torch.linalg.vector_norm), _norm),
+    **dict.fromkeys((torch.mean, torch.Tensor.mean), _mean),
+    **dict.fromkeys(_PRODUCTS, _product),
+}
 
 
 def stacked(function: Callable[..., Any], *tensors: Any) -> Any:
@@ -91,6 +152,17 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     if training and p:
         raise NotImplementedError("torch.nn.functional.dropout; a module nn.Dropout can be")
     return input
+
+
+def _embedding(input: Tensor, weight: Tensor, *settings: Any, **more: Any) -> Tensor:
+    """An embedding of so many numbers that a GPU sums each client's gradient in the same order.
+
+    Its kernel adds up the rows of one number in groups of 32 places, counted from the first client.
+    """
+    places = input.reshape(-1)
+    padded = functional.pad(places, (0, -len(places) % _GROUP))
+    found = functional.embedding(padded, weight, *settings, **more)
+    return found[: len(places)].reshape(*input.shape, -1)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

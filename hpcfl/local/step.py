@@ -19,6 +19,7 @@ from hpcfl.algorithms.base import Client
 from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import BrokenRuleError
 from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.local.layers import aligned
 from hpcfl.local.sgd import Sgd
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.flat_vector import ParameterLayout, trained
@@ -260,12 +261,14 @@ class Gradient:
 
 def clipped(gradients: Tensor, clip: float) -> Tensor:
     """Gradients [..., P], each scaled down to the norm ``clip`` if it is longer."""
-    norms: Tensor = gradients.norm(dim=-1, keepdim=True)
+    # On a GPU the order of a sum depends on where a row begins.
+    even = gradients if gradients.device.type == "cpu" else aligned(gradients)
+    norms: Tensor = even.norm(dim=-1, keepdim=True)
     if norms.device.type == "cpu" and not norms.isinf().any():
         factors: Tensor = clip / norms
         return gradients * factors.clamp(max=1.0)
     # The squares of finite numbers may be beyond float32, and a client would stand still.
-    wide = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True, dtype=torch.float64)
+    wide = torch.linalg.vector_norm(even, dim=-1, keepdim=True, dtype=torch.float64)
     factors = torch.where(norms.isinf(), (clip / wide).to(norms.dtype), clip / norms)
     return gradients * factors.clamp(max=1.0)
 

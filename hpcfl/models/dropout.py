@@ -5,6 +5,8 @@ function of seed and n: whole masks are made at once, also those of many clients
 torch's dropout draws one number after the other, which takes longer for large tensors.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -67,10 +69,28 @@ class Dropout(nn.Dropout):
         count = input.numel()
         counters = torch.arange(1, -(-count // 4) + 1, device=input.device).mul_(_STEP)
         words = counters + (self._seed + _signed(place * _STEP))
-        bits = _mixed(words).view(torch.int16)[:count].view(input.shape)
+        mixed = _mixed(words)
+        parts = mixed.view(torch.int16) if self._examples is None else _Int16.apply(mixed)  # type: ignore[no-untyped-call]
+        bits = parts[:count].view(input.shape)
         kept = bits.to(torch.float32).sub_(self._below).clamp(0, 1).to(input.dtype)
         kept.mul_(self._scale)
         return input.mul_(kept) if self.inplace else input * kept
+
+
+class _Int16(torch.autograd.Function):
+    """The int16 [4 n] in int64 [n], also under vmap, where older versions of torch have no view."""
+
+    @staticmethod
+    def forward(words: Tensor) -> Tensor:
+        return words.view(torch.int16)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], words: Tensor) -> tuple[Tensor, int]:
+        return words.movedim(in_dims[0], 0).contiguous().view(torch.int16), 0
 
 
 def replace_dropout(model: nn.Module) -> None:

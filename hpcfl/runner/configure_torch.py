@@ -1,7 +1,6 @@
 """Configure this process: threads, precision, deterministic kernels, memory."""
 
 import ctypes
-import os
 import warnings
 
 import torch
@@ -20,8 +19,8 @@ def configure_torch(job: Job, device: torch.device) -> None:
     torch.set_deterministic_debug_mode("error")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = False  # it chooses kernels by their times
         tf32 = job.precision == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32

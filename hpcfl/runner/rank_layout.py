@@ -157,7 +157,7 @@ def _own_info(loaded: Loaded, out: Path, comm: Watched) -> str:
         threads=loaded.job.threads,
         cores=cores,
         numa=_numa(cores),
-        processor=processor(),
+        processor=f"{torch.cuda.get_device_name(device)}, {processor()}" if gpu else processor(),
         versions={"hpcfl": __version__, "torch": torch.__version__},
         code=code_digests(loaded.job),
         job=blake2b(tree.encode(), digest_size=8).hexdigest(),

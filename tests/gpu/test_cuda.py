@@ -5,11 +5,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch import nn
 
 import hpcfl
+from hpcfl.bench.gpu import Subject, random_job
+from hpcfl.bench.peers import BenchWork
 from hpcfl.job.schema import load
+from hpcfl.job.yaml_file import as_override
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
@@ -108,6 +112,42 @@ def test_nccl_on_one_rank(tmp_path, job):
     npz = tmp_path / "x.npz"
     assert start("export", str(out), "-o", str(npz)).returncode == 0
     assert np.array_equal(np.load(npz)["x"], alone.x.numpy())
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+@pytest.mark.parametrize(
+    ("model", "precision", "settings"),
+    [
+        ("linear", "float32", {"algorithm": {"name": "fedhbm"}}),
+        ("linear", "bf16", {"algorithm": {"name": "scaffold"}}),
+        ("cnn", "float32", {}),
+        ("lenet", "float32", {"algorithm": {"name": "mime"}}),
+        ("lenet", "tf32", {}),
+        ("lenet", "bf16", {}),
+        ("lenet", "float32", {"local.clip": 0.1}),
+        ("lenet", "float32", {"algorithm": {"name": "mofedsam"}}),
+        ("resnet20", "float32", {}),
+        ("resnet20", "bf16", {"local.clip": 0.1}),
+        ("char_lstm", "float32", {}),
+        ("char_lstm", "bf16", {"algorithm": {"name": "fedsam"}}),
+    ],
+)
+def test_two_ranks_on_one_gpu_have_the_same_bits(tmp_path, executor, model, precision, settings):
+    """In a block, a client has another place on two ranks than on one."""
+    work = BenchWork(users=9, samples=21, cohort=7, batch=5, rate=0.02)
+    job = random_job(tmp_path, Subject(model, precision), work, "cuda")
+    job |= {"rounds": 3, "executor": executor, "comm": {"backend": "gloo"}}
+    if executor == "block":
+        job["block_size"] = 4
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    changes = [as_override(key, value) for key, value in settings.items()]
+    alone = hpcfl.run(tmp_path / "job.yaml", changes, out=tmp_path / "one")
+    assert alone.x.isfinite().all()
+    two = ("run", str(tmp_path / "job.yaml"), *changes, "--out", str(tmp_path / "two"))
+    done = mpirun(2, "-m", "hpcfl", *two, anew=True)
+    assert done.returncode == 0, done.stderr
+    hpcfl.export(tmp_path / "two", tmp_path / "two.npz")
+    assert np.array_equal(np.load(tmp_path / "two.npz")["x"], alone.x.numpy())
 
 
 ALGORITHMS = ["fedavg", "fedhbm", "scaffold", "mime", "fedmim", "localghb", "fedsam", "feddyn"]

@@ -33,7 +33,9 @@ def environment(**changes: str) -> dict[str, str]:
     """The environment of a rank: this checkout importable, one thread."""
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        ),
         "OMP_NUM_THREADS": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

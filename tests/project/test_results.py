@@ -13,6 +13,7 @@ from tests.project.pages import section
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "docs/records"
+NUMBERS = ("round", "train_loss", "test_loss", "test_accuracy", "test_top5_accuracy")
 
 
 def cells(row):
@@ -22,9 +23,9 @@ def cells(row):
 def test_fedhbm_killed_and_moved():
     text = section((ROOT / "docs/results.md").read_text(), "CIFAR-10, non-iid: FedHBM, killed")
     rows = {key: values for key, *values in map(cells, re.findall(r"^\|.*\|$", text, re.M))}
-    curve = dict(read_run(RUNS / "cifar10-fedhbm").curve("test_accuracy"))
+    curve = dict(read_run(RUNS / "cifar10-fedhbm-long").curve("test_accuracy"))
     rounds = rows["ten evaluations up to round"]
-    assert len(rounds) > 9
+    assert len(rounds) > 8
     for column, last in enumerate(map(int, rounds)):
         tens = [100 * curve[t] for t in range(last - 90, last + 1, 10)]
         for key, value in (
@@ -35,9 +36,20 @@ def test_fedhbm_killed_and_moved():
             assert float(rows[key][column]) == pytest.approx(value, abs=0.051), (key, last)
     for value, at in re.findall(r"([0-9.]+) % at round (\d+)", text):
         assert float(value) == pytest.approx(100 * curve[int(at)], abs=0.051)
-    starts = RunDir(RUNS / "cifar10-fedhbm").history_entries()
+    for accuracy, share in re.findall(r"(\d+) % of the centralised accuracy \(([0-9.]+) %\)", text):
+        assert float(share) == pytest.approx(0.8648 * int(accuracy), abs=0.006)
+    starts = RunDir(RUNS / "cifar10-fedhbm-long").history_entries()
     numbers = [int(number) for number in re.search(r"(\d+) starts, (\d+) of them", text).groups()]
-    assert numbers == [len(starts), sum(start["ranks"] == 2 for start in starts)]
+    assert numbers == [len(starts), sum(start["ranks"] == 3 for start in starts)]
+
+
+def test_killed_at_other_rounds_and_on_other_ranks_a_run_has_the_same_numbers():
+    first, second = (
+        read_run(RUNS / name).log for name in ("cifar10-fedhbm", "cifar10-fedhbm-long")
+    )
+    assert len(first) == 1055
+    for one, other in zip(first, second, strict=False):
+        assert {key: one.get(key) for key in NUMBERS} == {key: other.get(key) for key in NUMBERS}
 
 
 def accuracies(record):
