@@ -93,8 +93,9 @@ def _norm(func: Any, vector: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _mean(func: Any, vector: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    found: Tensor = func(aligned(vector), *args, **kwargs)
-    return found * (aligned(vector).shape[-1] / vector.shape[-1])
+    padded = aligned(vector)
+    found: Tensor = func(padded, *args, **kwargs)
+    return found * (len(padded) / len(vector))
 
 
 def _product(func: Any, one: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -180,10 +181,10 @@ def _dense(inputs: Tensor, weights: Tensor) -> Tensor:
 
 def _padded(tensors: Tensor) -> Tensor:
     """A copy of [K, M, n], n rounded up to a multiple of PAD_MULTIPLE by zeros."""
-    missing = -tensors.shape[-1] % PAD_MULTIPLE
-    if missing:
-        return functional.pad(tensors, (0, missing))
-    return tensors.clone(memory_format=torch.contiguous_format)
+    padded = aligned(tensors)
+    if padded is tensors:
+        return tensors.clone(memory_format=torch.contiguous_format)
+    return padded
 
 
 def _conv2d(

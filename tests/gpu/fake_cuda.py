@@ -420,6 +420,8 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         runtime.graph = graph
         try:
             yield
+        except RuntimeError:  # torch's end of a capture hides what made it fail
+            raise RuntimeError("operation failed due to a previous error during capture") from None
         finally:
             runtime.graph = None
         graph.forget_values()
@@ -438,6 +440,7 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         "synchronize": runtime.synchronize,
         "current_stream": lambda *_: stream,
         "Stream": lambda: stream,
+        "set_stream": note("set_stream"),
         "stream": on_stream,
         "CUDAGraph": Graph,
         "graph": capture,

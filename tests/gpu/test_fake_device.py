@@ -433,5 +433,7 @@ class TestTheDeviceItself:
         ids=["read", "copied", "counted"],
     )
     def test_a_capture_refuses_what_it_could_not_replay(self, step):
-        with fake_cuda(), pytest.raises(RuntimeError, match="stream is capturing"):
-            CudaGraphStep(step)(torch.ones(2).to("cuda"))
+        with fake_cuda() as runtime:
+            with pytest.raises(RuntimeError, match="stream is capturing"):
+                CudaGraphStep(step)(torch.ones(2).to("cuda"))
+            assert runtime.calls[-1] == "set_stream"  # torch leaves the capture's stream current
