@@ -1,4 +1,4 @@
-"""Draw the local paths of a job, or of the runs of a sweep, on quadratics in the plane."""
+"""Draw the local trajectories of a job, or of the runs of a sweep, on quadratics in the plane."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from hpcfl.job.schema import Loaded, load
 from hpcfl.job.yaml_file import read
 from hpcfl.report.formats import drawn
 from hpcfl.report.plots.figure import FigureSize, check_plot
-from hpcfl.report.plots.local_paths import Panel, plot_local_paths
+from hpcfl.report.plots.trajectories import Panel, plot_trajectories
 from hpcfl.report.table import Table
-from hpcfl.runner.local_paths import run_quadratics
+from hpcfl.runner.trajectories import run_quadratics
 from hpcfl.sweep.grid import read_sweep
 
 MOST = 12  # panels that are still legible on a page
@@ -48,8 +48,8 @@ def draw_drift(
     panels = []
     for title, loaded in _jobs(file, overrides, only).items():
         found = run_quadratics(loaded)
-        panels.append(Panel(title, found.paths, found.curvature, found.linear))
-    plot_local_paths(panels, plot, size)
+        panels.append(Panel(title, found.trajectories, found.curvature, found.linear))
+    plot_trajectories(panels, plot, size)
     titles = ["run", "rounds", "server to\nminimum", "farthest\nlocal model"]
     rows = [_row(panel) for panel in panels]
     captions = [
@@ -60,8 +60,10 @@ def draw_drift(
 
 
 def _row(panel: Panel) -> list[str]:
-    server, rounds = panel.paths.server, panel.paths.rounds
-    moved = [np.linalg.norm(path.points[-1] - path.points[0]) for path in rounds[-1]]
+    server, rounds = panel.trajectories.server, panel.trajectories.rounds
+    moved = [
+        np.linalg.norm(trajectory.points[-1] - trajectory.points[0]) for trajectory in rounds[-1]
+    ]
     return [
         panel.title,
         f"{len(rounds)}",

@@ -1,4 +1,4 @@
-"""The command that draws local paths."""
+"""The command that draws local trajectories."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from hpcfl.report.plots import local_paths
+from hpcfl.report.plots import trajectories
 
 ROOT = Path(__file__).parents[2]
 FIGURE1 = ROOT / "jobs/papers/slides_figure1.yaml"
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.usefixtures("own_process")
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are saved."""
-    kept, save = [], local_paths.save
+    kept, save = [], trajectories.save
     monkeypatch.setattr(
-        local_paths, "save", lambda figure, paths: (kept.append(figure), save(figure, paths))
+        trajectories, "save", lambda figure, paths: (kept.append(figure), save(figure, paths))
     )
     return kept
 
 
 def test_a_panel_a_run_of_a_sweep(hpcfl, tmp_path, figures):
-    """Two clients' paths of four points in each of two rounds, and the server's of three."""
+    """Two clients' trajectories of four points in each of two rounds, and the server's of three."""
     file = tmp_path / "drift.png"
     done = hpcfl("drift", FIGURE1, *PLANE, "--only", "fedavg,mimemom", "--plot", file)
     assert (done.code, done.err) == (0, [f"plot: {file}"])

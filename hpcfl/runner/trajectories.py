@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfl.comm.solo import Solo
 from hpcfl.data.sources.quadratics import Quadratics
-from hpcfl.engine.local_paths import LocalPathRecorder, LocalPaths
+from hpcfl.engine.trajectories import Trajectories, TrajectoryRecorder
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Loaded
 from hpcfl.runner.components import build_components, build_run
@@ -22,17 +22,17 @@ from hpcfl.signals import Signals
 DIM = 2
 
 
-class QuadraticPaths(NamedTuple):
+class QuadraticTrajectories(NamedTuple):
     """The recorded models of a run on quadratics in the plane, and their losses."""
 
-    paths: LocalPaths
+    trajectories: Trajectories
     curvature: NDArray[np.float64]
     """[N, 2]: h_i of the loss 1/2 sum(h_i w^2) - b_i . w of client i."""
     linear: NDArray[np.float64]
     """[N, 2]: b_i."""
 
 
-def run_quadratics(loaded: Loaded) -> QuadraticPaths:
+def run_quadratics(loaded: Loaded) -> QuadraticTrajectories:
     """Run a job on the quadratics in the plane, on the CPU; nothing is written.
 
     Args:
@@ -56,15 +56,15 @@ def run_quadratics(loaded: Loaded) -> QuadraticPaths:
     gradient = components.gradient()
     with (
         TemporaryDirectory(prefix="hpcfl-") as folder,
-        closing(components.store(Path(folder), 0, "paths", range(clients))) as store,
+        closing(components.store(Path(folder), 0, "trajectories", range(clients))) as store,
     ):
         owner = np.zeros(clients, dtype=np.int64)
         # Signals are not latched: they end this command as they end any other without a run.
-        recorder = LocalPathRecorder()
+        recorder = TrajectoryRecorder()
         run = build_run(components, Solo(), owner, store, gradient, recorder, Signals())
-        paths = recorder.run(run, gradient, job.local.sgd)
+        trajectories = recorder.run(run, gradient, job.local.sgd)
     inputs = components.dataset.train.inputs
     assert isinstance(inputs, torch.Tensor)  # noqa: S101  (the data source's)
     # A client with several examples minimises the mean of their losses.
     functions = np.stack([inputs[rows].double().mean(0).numpy() for rows in components.rows])
-    return QuadraticPaths(paths, functions[:, 0], functions[:, 1])
+    return QuadraticTrajectories(trajectories, functions[:, 0], functions[:, 1])

@@ -22,7 +22,7 @@ from hpcfl.types import Record, Vector
 Points = NDArray[np.float64]  # [n, P]
 
 
-class ClientPath(NamedTuple):
+class ClientTrajectory(NamedTuple):
     """The local models of one client in one round."""
 
     client: int
@@ -30,25 +30,25 @@ class ClientPath(NamedTuple):
     """[K + 1, P]: the model that it received, and the one after each of its K local steps."""
 
 
-class LocalPaths(NamedTuple):
+class Trajectories(NamedTuple):
     """The models of a run."""
 
     server: Points
     """[T + 1, P]: the global model before the first of the T rounds, and after each."""
-    rounds: Sequence[Sequence[ClientPath]]
+    rounds: Sequence[Sequence[ClientTrajectory]]
     """The clients of each round."""
 
 
-class LocalPathRecorder:
+class TrajectoryRecorder:
     """The ``RunHooks`` of a run that keeps its models in memory and writes nothing."""
 
     checkpoint_pending = (False, False)
 
     def __init__(self) -> None:
         self._server: list[Points] = []
-        self._rounds: list[list[ClientPath]] = []
+        self._rounds: list[list[ClientTrajectory]] = []
 
-    def run(self, run: Run, gradient: Gradient, sgd: Sgd) -> LocalPaths:
+    def run(self, run: Run, gradient: Gradient, sgd: Sgd) -> Trajectories:
         """Run all rounds, one client after the other.
 
         Args:
@@ -63,7 +63,7 @@ class LocalPathRecorder:
         executor = _RecordingExecutor(run.algorithm, gradient, sgd, self._rounds)
         run = replace(run, schedule=schedule, training=replace(run.training, executor=executor))
         run_rounds(run, run.algorithm.init_server(run.x0), 0)
-        return LocalPaths(np.stack(self._server), self._rounds)
+        return Trajectories(np.stack(self._server), self._rounds)
 
     def begin_round(self, round: int) -> None:
         """Begin its list of clients; the pass over all clients in a warm start has none."""
@@ -86,18 +86,18 @@ class LocalPathRecorder:
 
 
 class _RecordingExecutor(Sequential):
-    """Adds the paths of the clients that it trains to the last of the ``rounds``."""
+    """Adds the trajectories of the clients that it trains to the last of the ``rounds``."""
 
     def __init__(
         self,
         algorithm: Algorithm,
         gradient: Gradient,
         sgd: Sgd,
-        rounds: list[list[ClientPath]],
+        rounds: list[list[ClientTrajectory]],
     ) -> None:
-        self._paths: list[list[Points]] = []
+        self._trajectories: list[list[Points]] = []
         self._rounds = rounds
-        recording = _RecordingAlgorithm(algorithm=algorithm, paths=self._paths)
+        recording = _RecordingAlgorithm(algorithm=algorithm, trajectories=self._trajectories)
         super().__init__(recording, gradient, sgd)
 
     def train(
@@ -108,12 +108,12 @@ class _RecordingExecutor(Sequential):
         *,
         local_models: bool = False,
     ) -> list[ClientResult]:
-        """Train as ``Sequential`` does, and keep the path of each task's client."""
-        self._paths.clear()
+        """Train as ``Sequential`` does, and keep the trajectory of each task's client."""
+        self._trajectories.clear()
         results = super().train(message, tasks, states, local_models=local_models)
         self._rounds[-1] += [
-            ClientPath(task.client_id, np.stack(path))
-            for task, path in zip(tasks, self._paths, strict=True)
+            ClientTrajectory(task.client_id, np.stack(points))
+            for task, points in zip(tasks, self._trajectories, strict=True)
         ]
         return results
 
@@ -123,7 +123,7 @@ class _RecordingAlgorithm(Algorithm):
     """The hooks of another algorithm, for an executor; y is copied before and after each step."""
 
     algorithm: Algorithm
-    paths: list[list[Points]]
+    trajectories: list[list[Points]]
     """Of one client after the other, in the order in which they train."""
 
     @property
@@ -137,11 +137,11 @@ class _RecordingAlgorithm(Algorithm):
         return self.algorithm.update(server, mean, cohort)
 
     def begin(self, message: Any, state: Any, client: Client) -> Any:
-        self.paths.append([])
+        self.trajectories.append([])
         return self.algorithm.begin(message, state, client)
 
     def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        self.paths[-1].append(_copy(y))
+        self.trajectories[-1].append(_copy(y))
         return self.algorithm.start_point(y, local, client)
 
     def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
@@ -156,7 +156,7 @@ class _RecordingAlgorithm(Algorithm):
     def finish(
         self, y: Vector, local: Any, message: Any, state: Any, client: Client
     ) -> tuple[Any, Any]:
-        self.paths[-1].append(_copy(y))
+        self.trajectories[-1].append(_copy(y))
         return self.algorithm.finish(y, local, message, state, client)
 
 

@@ -1,4 +1,4 @@
-"""Draw the paths of clients and server in the plane."""
+"""Draw the trajectories of clients and server in the plane."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.engine.local_paths import LocalPaths
+from hpcfl.engine.trajectories import Trajectories
 from hpcfl.report.plots.figure import COLOURS, FigureSize, lay_out, new_figure, save
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Panel(NamedTuple):
     """One run on quadratics 1/2 sum(h_i w^2) - b_i . w in the plane."""
 
     title: str
-    paths: LocalPaths
+    trajectories: Trajectories
     curvature: NDArray[np.float64]
     """[N, 2]: h_i."""
     linear: NDArray[np.float64]
@@ -46,7 +46,7 @@ class Panel(NamedTuple):
         return found
 
 
-def plot_local_paths(panels: Sequence[Panel], path: Path, size: FigureSize | None = None) -> None:
+def plot_trajectories(panels: Sequence[Panel], path: Path, size: FigureSize | None = None) -> None:
     """Draw a panel for each run, all to the same scale.
 
     Each has contours of the mean loss, its minimum, the minimum of each client's loss and the mean
@@ -89,8 +89,8 @@ def _limits(panels: Sequence[Panel]) -> tuple[NDArray[np.float64], NDArray[np.fl
         for array in (
             panel.optima,
             panel.optimum[None],
-            panel.paths.server,
-            *(path.points for clients in panel.paths.rounds for path in clients),
+            panel.trajectories.server,
+            *(trajectory.points for clients in panel.trajectories.rounds for trajectory in clients),
         )
     ]
     together = np.concatenate(points)
@@ -110,12 +110,12 @@ def _draw(axes: Axes, panel: Panel, low: NDArray[np.float64], high: NDArray[np.f
     # Evenly spaced rings: the loss grows with the square of the distance.
     levels = loss.max() * (np.arange(1, _LEVELS + 1) / _LEVELS) ** 2
     axes.contour(x, y, loss, levels=levels, colors="0.85", linewidths=0.7)
-    for clients in panel.paths.rounds:
+    for clients in panel.trajectories.rounds:
         for client, points in clients:
             axes.plot(*points.T, "-o", color=_colour(client), markersize=2.2, linewidth=0.9)
     for client, (place, label) in enumerate(zip(panel.optima, _labels(panel), strict=True)):
         axes.plot(*place, "-x", color=_colour(client), markersize=8, mew=2, label=label)
-    server = panel.paths.server
+    server = panel.trajectories.server
     axes.plot(
         *server.T, "-s", color="black", markersize=3.5, linewidth=1.3, label="server, each round"
     )
