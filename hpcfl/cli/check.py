@@ -18,7 +18,7 @@ from hpcfl.data.fingerprints import Digests, Fingerprints
 from hpcfl.data.inputs import shown
 from hpcfl.data.partition import Dirichlet, ExampleRows, Partition
 from hpcfl.data.split import effective_partition, split_examples
-from hpcfl.engine.schema import traffic
+from hpcfl.engine.dry_round import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables

@@ -17,7 +17,7 @@ from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
-from hpcfl.engine.schema import dry_round, nbytes, traffic
+from hpcfl.engine.dry_round import dry_round, nbytes, traffic
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.table import UNLIMITED, render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary

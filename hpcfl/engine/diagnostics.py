@@ -41,7 +41,7 @@ from hpcfl.algorithms.base import Cohort
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction
-from hpcfl.engine.schema import FullGradient
+from hpcfl.engine.dry_round import FullGradient
 from hpcfl.local.executor import Executor
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Count, Record, Section, Vector

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Cohort
+from hpcfl.engine.dry_round import FullGradient, nbytes
 from hpcfl.engine.run import Run
-from hpcfl.engine.schema import FullGradient, nbytes
 from hpcfl.engine.signals import RoundSignals
 from hpcfl.local.step import ClientTask
 from hpcfl.types import Record, Vector

@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
+from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
 from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
-from hpcfl.engine.schema import nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
 from hpcfl.errors import DivergedError
 from hpcfl.local.error_context import round_errors

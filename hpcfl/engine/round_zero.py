@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.full_gradients import plain_mean
 from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.run import Run
-from hpcfl.engine.schema import nbytes
 from hpcfl.engine.signals import RoundSignals, local_values
 from hpcfl.local.error_context import client_errors, round_errors
 from hpcfl.signals import stopped

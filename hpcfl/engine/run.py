@@ -16,7 +16,7 @@ from hpcfl.cohort.assignment import Assignment
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.engine.schema import Schema
+from hpcfl.engine.dry_round import RoundSchema
 from hpcfl.engine.timing import RoundTimer
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.client_states import ClientStates
@@ -119,7 +119,7 @@ class Run:
     """The objects of a run on one rank."""
 
     algorithm: Algorithm
-    schema: Schema
+    schema: RoundSchema
     x0: Vector
     groups: Groups
     """Of the warm start."""

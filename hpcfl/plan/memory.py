@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hpcfl.data.partition import bytes_of
-from hpcfl.engine.schema import nbytes
+from hpcfl.engine.dry_round import nbytes
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
 from hpcfl.plan.full_gradients import diagnosed_rounds, full_gradient_means, full_gradients

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcfl.engine.schema import Traffic, nbytes, traffic
+from hpcfl.engine.dry_round import Traffic, nbytes, traffic
 from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory

@@ -21,9 +21,9 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
+from hpcfl.engine.dry_round import LOSS, FullGradient, RoundSchema, dry_round, nbytes
 from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
 from hpcfl.engine.run import Groups, Run, RunHooks, Schedule, Training
-from hpcfl.engine.schema import LOSS, FullGradient, Schema, dry_round, nbytes
 from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import (
     BrokenRuleError,
@@ -68,7 +68,7 @@ class Components:
     x0: Vector
     missing_weights: tuple[str, ...]
     """The parameters that ``model.init`` did not provide."""
-    schema: Schema
+    schema: RoundSchema
     device: torch.device
 
     @property
@@ -252,7 +252,7 @@ class Components:
         return make_client_store(self.job.store, self.stored_state, root, rank, session, clients)
 
 
-def stored(job: Job, schema: Schema) -> StateSchema:
+def stored(job: Job, schema: RoundSchema) -> StateSchema:
     """The shape of a client's state in its store."""
     dtype = job.store.dtype
     return (
@@ -306,7 +306,7 @@ def build_components(
     return Components(loaded, dataset, split, model, x0, skipped, schema, device)
 
 
-def _dry_round(loaded: Loaded, x0: Vector) -> Schema:
+def _dry_round(loaded: Loaded, x0: Vector) -> RoundSchema:
     """The dry round of the job's algorithm; an error of a user's class becomes one line."""
     algorithm = loaded.job.algorithm
     try:
@@ -344,7 +344,7 @@ def _require_range(dataset: Dataset, dtype: torch.dtype) -> None:
                 )
 
 
-def _require_memory_for_server(loaded: Loaded, schema: Schema, device: torch.device) -> None:
+def _require_memory_for_server(loaded: Loaded, schema: RoundSchema, device: torch.device) -> None:
     """Refuse a server whose past models do not fit into memory; others are as large as the model.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 from rich.filesize import decimal
 
 from hpcfl.data.fingerprints import InputNames
-from hpcfl.engine.schema import nbytes
+from hpcfl.engine.dry_round import nbytes
 from hpcfl.errors import JobError
 from hpcfl.job.resume_rules import input_places
 from hpcfl.job.settings import flatten

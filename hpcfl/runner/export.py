@@ -13,7 +13,7 @@ from torch import nn
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
 from hpcfl.checkpoint.format import copied, read_server
-from hpcfl.engine.schema import dry_round
+from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import present, read_bytes, readable

@@ -12,7 +12,7 @@ from hpcfl.checkpoint import buffers
 from hpcfl.checkpoint.format import read_kept, read_server
 from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.failure import from_rank_0, raise_collectively
-from hpcfl.engine.schema import dry_round
+from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import READABLE, read_bytes

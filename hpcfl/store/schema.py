@@ -45,7 +45,7 @@ class Field(NamedTuple):
 
 
 class StateSchema(NamedTuple):
-    """The type and the fields of a state, which the dry round finds (``hpcfl.engine.schema``)."""
+    """The type and the fields of a state; ``hpcfl.engine.dry_round`` finds them."""
 
     type: Callable[..., Any]
     fields: tuple[Field, ...]

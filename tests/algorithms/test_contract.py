@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import hpcfl.algorithms
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Client, Cohort
-from hpcfl.engine.schema import dry_round
+from hpcfl.engine.dry_round import dry_round
 from hpcfl.job.schema import REGISTRIES
 from tests.algorithms.methods import ALL, SAMPLE
 from tests.algorithms.play import parts, play, softmax_problem, states, tree

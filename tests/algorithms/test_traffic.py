@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.engine.schema import traffic
+from hpcfl.engine.dry_round import traffic
 from tests.algorithms.methods import ALL, ENTRIES
 from tests.algorithms.play import parts, play, softmax_problem, tree
 from tests.long_form import long_form

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.engine.schema import dry_round, traffic
+from hpcfl.engine.dry_round import dry_round, traffic
 from hpcfl.job.schema import load
 from hpcfl.plan import (
     Activations,

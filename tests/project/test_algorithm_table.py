@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.engine.schema import dry_round, traffic
+from hpcfl.engine.dry_round import dry_round, traffic
 
 P = 1000
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.scaffold import Scaffold
+from hpcfl.engine.dry_round import MAX_ZEROS, dry_round, nbytes, traffic
 from hpcfl.engine.hook_rules import require_repeatable_without_data
-from hpcfl.engine.schema import MAX_ZEROS, dry_round, nbytes, traffic
 from hpcfl.errors import BrokenRuleError
 
 P = 1000
@@ -277,7 +277,7 @@ def test_an_algorithm_may_tell_the_dry_round_by_its_meta_tensors(size):
 def test_a_small_model_s_dry_round_does_not_import_the_compiler():
     program = (
         "import sys, torch; from hpcfl.algorithms.fedhbm import FedHBM;"
-        "from hpcfl.engine.schema import dry_round; dry_round(FedHBM(), 10, torch.float32);"
+        "from hpcfl.engine.dry_round import dry_round; dry_round(FedHBM(), 10, torch.float32);"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -39,7 +39,7 @@ MAX_ZEROS = 2**20
 _NEED_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-class Schema(NamedTuple):
+class RoundSchema(NamedTuple):
     """The NamedTuples of one round, made of meta tensors."""
 
     server: Any
@@ -145,7 +145,7 @@ class _NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # True would make torch import its compiler, only to skip it
 
 
-def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
+def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> RoundSchema:
     """Do one round of ``algorithm`` on a model with ``size`` parameters, by shapes alone.
 
     Raises:
@@ -163,7 +163,7 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Schema:
         return _dry_round(algorithm, size, dtype, "meta")
 
 
-def _as_meta(schema: Schema) -> Schema:
+def _as_meta(schema: RoundSchema) -> RoundSchema:
     """The same with meta tensors; fields that share a tensor still share one."""
     known: dict[int, Tensor] = {}
 
@@ -172,11 +172,11 @@ def _as_meta(schema: Schema) -> Schema:
             return leaf
         return known.setdefault(id(leaf), torch.empty_like(leaf, device="meta"))
 
-    made: Schema = tree_map(empty, schema)
+    made: RoundSchema = tree_map(empty, schema)
     return made
 
 
-def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str) -> Schema:
+def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str) -> RoundSchema:
     """The dry round, on zeros on a device."""
     with torch.device(device):
         # Separate tensors, so that identity tells which of them a state keeps.
@@ -201,7 +201,7 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
     call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)
-    return Schema(server, message, after, upload, local_model, len(points), len(full_points))
+    return RoundSchema(server, message, after, upload, local_model, len(points), len(full_points))
 
 
 def _require_names(algorithm: Algorithm, fields: Sequence[str]) -> None:
@@ -228,7 +228,7 @@ def _require_names(algorithm: Algorithm, fields: Sequence[str]) -> None:
             )
 
 
-def traffic(algorithm: Algorithm, schema: Schema) -> Traffic:
+def traffic(algorithm: Algorithm, schema: RoundSchema) -> Traffic:
     """Bytes down and up per client and round, as a real client would count them."""
     vector, scope = nbytes(schema.message.x), algorithm.full_gradient
     means = schema.points if scope in KNOWN_TO_SERVER else 0
