@@ -72,7 +72,7 @@ class RoundSchema(NamedTuple):
     @property
     def reduced(self) -> Any:
         """The tensors that are summed over the cohort: upload and training loss."""
-        return self.send(self.upload, torch.empty((), device="meta"))
+        return self.with_loss(self.upload, torch.empty((), device="meta"))
 
     def require_form_of(self, algorithm: Algorithm, task: ClientTask, result: ClientResult) -> None:
         """Check that a client's upload and state have the shapes and dtypes of the dry round.
@@ -89,12 +89,12 @@ class RoundSchema(NamedTuple):
             ):
                 require_form(algorithm, "finish", what, found, "in the dry round", expected)
 
-    def send(self, upload: Any, loss: Tensor) -> Any:
+    def with_loss(self, upload: Any, loss: Tensor) -> Any:
         """An upload together with its client's training loss."""
-        return _sent(upload._fields)(*upload, loss)
+        return _with_loss(upload._fields)(*upload, loss)
 
-    def receive(self, mean: Any) -> tuple[Any, Tensor]:
-        """The mean upload and the mean loss, from the mean of what was sent."""
+    def split_loss(self, mean: Any) -> tuple[Any, Tensor]:
+        """The mean upload and the mean loss, from the mean of uploads with losses."""
         *upload, loss = mean
         return type(self.upload)(*upload), loss
 
@@ -114,8 +114,8 @@ class FullGradient(NamedTuple):
 
 
 @cache
-def _sent(fields: tuple[str, ...]) -> Any:
-    return namedtuple("Sent", [*fields, LOSS])
+def _with_loss(fields: tuple[str, ...]) -> Any:
+    return namedtuple("UploadWithLoss", [*fields, LOSS])
 
 
 class Traffic(NamedTuple):

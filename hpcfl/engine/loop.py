@@ -107,13 +107,13 @@ def run_round(
     timer.move(record["data_s"], "compute", "read")
     for task, result in zip(tasks, results, strict=True):
         run.schema.require_form_of(algorithm, task, result)
-    sent = [run.schema.send(result.upload, result.loss) for result in results]
-    mean, up, maxima = run.uploads.mean(sent, *share, requests(), round=t + 1)
+    uploads = [run.schema.with_loss(result.upload, result.loss) for result in results]
+    mean, up, maxima = run.uploads.mean(uploads, *share, requests(), round=t + 1)
     timer.record_wait(RoundSignals.metrics(maxima))
     record["up_bytes"] += up
     training.states.save(schedule.assignment(t), [result.state for result in results], message.x)
     timer.mark("write")
-    upload, loss = run.schema.receive(mean)
+    upload, loss = run.schema.split_loss(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
     after = algorithm.update(prepared, upload, cohort)
     require_form(algorithm, "update", "a server", after, "before", server)

@@ -71,7 +71,7 @@ def test_the_loss_rides_along_but_is_no_traffic():
     schema = dry_round(Scaffold(), P, torch.float32)
     assert schema.reduced._fields == ("delta", "dc", "train_loss")
     upload = schema.upload._replace(delta=torch.ones(P), dc=torch.zeros(P))
-    back, loss = schema.receive(schema.send(upload, torch.tensor(0.5)))
+    back, loss = schema.split_loss(schema.with_loss(upload, torch.tensor(0.5)))
     assert type(back) is type(upload)
     assert back.delta is upload.delta
     assert loss == 0.5
