@@ -1,1 +1,1 @@
-"""The round loop, and its timing, signals and diagnostics."""
+"""The round loop, and its timing, requests and diagnostics."""

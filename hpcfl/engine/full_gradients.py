@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.engine.dry_round import FullGradient, nbytes
+from hpcfl.engine.requests import RoundRequests
 from hpcfl.engine.run import Run
-from hpcfl.engine.signals import RoundSignals
 from hpcfl.local.step import ClientTask
 from hpcfl.types import Record, Vector
 
@@ -90,5 +90,5 @@ def plain_mean(
     (mean,), up, maxima = run.full_gradients.mean(
         own, clients, ones, size, size, local_values(), round=round
     )
-    run.timer.record_wait(RoundSignals.metrics(maxima))
+    run.timer.record_wait(RoundRequests.metrics(maxima))
     return mean, up, maxima

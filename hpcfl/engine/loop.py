@@ -10,9 +10,9 @@ from hpcfl.algorithms.base import Cohort
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
 from hpcfl.engine.hook_rules import require_form
+from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
-from hpcfl.engine.signals import RoundSignals, local_values
 from hpcfl.errors import DivergedError
 from hpcfl.local.error_context import round_errors
 from hpcfl.signals import stopped
@@ -37,8 +37,8 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
         hooks.begin_round(t + 1)
         try:
             with round_errors(t + 1):
-                requests = partial(local_values, run, saved)
-                server, record, signals = run_round(run, server, t, requests)
+                values = partial(local_values, run, saved)
+                server, record, agreed = run_round(run, server, t, values)
             timer.mark("update")
         except DivergedError:
             hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there
@@ -49,24 +49,24 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
                 record |= hooks.evaluate(done, server.x)
             timer.mark("evaluate")
         hooks.record(record, timer.write_to(record), server.x)
-        if signals.low_on_rows or not signals.writing:  # wait for writes only where rows run out
+        if agreed.low_on_rows or not agreed.writing:  # wait for writes only where rows run out
             hooks.commit_checkpoint(done)
-        if signals.stop or signals.save or schedule.checkpoint_due(done, schedule.rounds):
+        if agreed.stop or agreed.save or schedule.checkpoint_due(done, schedule.rounds):
             hooks.begin_checkpoint(done, server, run.observer.kept)
             run.signals.save, saved = False, monotonic()
-        if signals.stop and done < schedule.rounds:
+        if agreed.stop and done < schedule.rounds:
             hooks.commit_checkpoint(done)
-            raise stopped(signals.stop, done, schedule.rounds)
+            raise stopped(agreed.stop, done, schedule.rounds)
     hooks.commit_checkpoint(schedule.rounds)
     return server
 
 
 def run_round(
-    run: Run, server: Any, t: int, requests: LocalValues
-) -> tuple[Any, Record, RoundSignals]:
+    run: Run, server: Any, t: int, local_values: LocalValues
+) -> tuple[Any, Record, RoundRequests]:
     """Collective: run round ``t``; the server, the line of the log, and the ranks' requests.
 
-    ``requests`` gives this rank's ``local_values``.
+    ``local_values`` gives this rank's requests and metrics.
 
     Raises:
         DivergedError: an upload or the server is not finite.
@@ -78,9 +78,9 @@ def run_round(
     record |= training.clients.work_of(members)
     if not size:
         timer.mark("sample")
-        maxima = run.comm.allreduce_max(requests())
-        timer.record_wait(RoundSignals.metrics(maxima))
-        return server, record, RoundSignals.of(maxima)
+        maxima = run.comm.allreduce_max(local_values())
+        timer.record_wait(RoundRequests.metrics(maxima))
+        return server, record, RoundRequests.of(maxima)
     mine = schedule.my_clients(t)
     passes = 1 + (algorithm.full_gradient != "none")
     # The reads of this round in their order, full gradients first, and those of the next round.
@@ -91,7 +91,7 @@ def run_round(
     cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     timer.mark("sample")
 
-    cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, requests)
+    cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, local_values)
     prepared = algorithm.prepare(server, cohort)
     require_form(algorithm, "prepare", "a server", prepared, "before", server)
     message = algorithm.broadcast(prepared)
@@ -108,8 +108,8 @@ def run_round(
     for task, result in zip(tasks, results, strict=True):
         run.schema.require_form_of(algorithm, task, result)
     uploads = [run.schema.with_loss(result.upload, result.loss) for result in results]
-    mean, up, maxima = run.uploads.mean(uploads, *share, requests(), round=t + 1)
-    timer.record_wait(RoundSignals.metrics(maxima))
+    mean, up, maxima = run.uploads.mean(uploads, *share, local_values(), round=t + 1)
+    timer.record_wait(RoundRequests.metrics(maxima))
     record["up_bytes"] += up
     training.states.save(schedule.assignment(t), [result.state for result in results], message.x)
     timer.mark("write")
@@ -119,7 +119,7 @@ def run_round(
     require_form(algorithm, "update", "a server", after, "before", server)
     _require_finite(after, t + 1)
     record |= run.observer.observe(cohort, message.x, after.x, tasks, results)
-    return after, record, RoundSignals.of(maxima)
+    return after, record, RoundRequests.of(maxima)
 
 
 def _require_finite(server: Any, round: int) -> None:

@@ -9,8 +9,8 @@ import torch
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.full_gradients import plain_mean
 from hpcfl.engine.hook_rules import require_form
+from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.run import Run
-from hpcfl.engine.signals import RoundSignals, local_values
 from hpcfl.local.error_context import client_errors, round_errors
 from hpcfl.signals import stopped
 from hpcfl.types import Record
@@ -83,7 +83,7 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
         training.states.save(mine, states, x0)
         timer.mark("write")
         # After the last group the first round takes the signal: the pass need not be repeated.
-        if (stop := RoundSignals.of(maxima).stop) and group + 1 < len(run.groups.sizes):
+        if (stop := RoundRequests.of(maxima).stop) and group + 1 < len(run.groups.sizes):
             raise stopped(stop, 0, run.schedule.rounds)
     record["store_s"] = training.states.pop_elapsed_s()
     after = algorithm.warm_start_server(server, (total / population).to(x0.dtype))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hpcfl.engine.run import Run
 
 
-class RoundSignals(NamedTuple):
+class RoundRequests(NamedTuple):
     """Requests of one rank at the end of a round, or their maximum over ranks, which is obeyed.
 
     They are sent with the maximum that the mean of the uploads needs anyway, so that a stop or a
@@ -26,7 +26,7 @@ class RoundSignals(NamedTuple):
     """A store is nearly out of free rows; committing the pending checkpoint frees some."""
 
     @classmethod
-    def of(cls, maxima: NDArray[np.float64]) -> "RoundSignals":
+    def of(cls, maxima: NDArray[np.float64]) -> "RoundRequests":
         """The requests in the maxima over ranks of ``local_values``."""
         stop, *others = maxima[: len(cls._fields)]
         return cls(int(stop), *map(bool, others))
@@ -38,12 +38,12 @@ class RoundSignals(NamedTuple):
 
 
 def local_values(run: Run, saved: float) -> NDArray[np.float64]:
-    """This rank's ``RoundSignals``, followed by ``RoundTimer.local_metrics``.
+    """This rank's ``RoundRequests``, followed by ``RoundTimer.local_metrics``.
 
     ``saved`` is the time of the last checkpoint, in seconds of ``time.monotonic``.
     """
     minutes = run.schedule.checkpoint_minutes
     late = minutes is not None and monotonic() - saved > 60 * minutes
     writing, low_on_rows = run.hooks.checkpoint_pending
-    signals = RoundSignals(run.signals.stop, run.signals.save or late, writing, low_on_rows)
-    return np.array([*signals, *run.timer.local_metrics()])
+    requests = RoundRequests(run.signals.stop, run.signals.save or late, writing, low_on_rows)
+    return np.array([*requests, *run.timer.local_metrics()])
