@@ -155,9 +155,14 @@ class Observer:
             return gradients, cohort.grads[0]
         own = [FullGradient(gradient) for gradient in gradients]
         clients, ones = [task.client_id for task in tasks], [1.0] * len(tasks)
-        size, done = cohort.size, cohort.round + 1
         (mean,), *_ = self._full_gradients.mean(
-            own, clients, ones, size, size, np.zeros(0), round=done
+            own,
+            clients=clients,
+            weights=ones,
+            total=cohort.size,
+            cohort=cohort.size,
+            local_values=np.zeros(0),
+            round=cohort.round + 1,
         )
         return gradients, mean
 

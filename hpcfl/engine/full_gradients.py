@@ -88,7 +88,13 @@ def plain_mean(
     """
     own, ones = [FullGradient(gradient) for gradient in gradients], [1.0] * len(clients)
     (mean,), up, maxima = run.full_gradients.mean(
-        own, clients, ones, size, size, local_values(), round=round
+        own,
+        clients=clients,
+        weights=ones,
+        total=size,
+        cohort=size,
+        local_values=local_values(),
+        round=round,
     )
     run.timer.record_wait(RoundRequests.metrics(maxima))
     return mean, up, maxima

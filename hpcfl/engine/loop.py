@@ -86,7 +86,6 @@ def run_round(
     # The reads of this round in their order, full gradients first, and those of the next round.
     training.clients.prefetch([*mine * passes, *schedule.my_clients(t + 1)])
     weights = [float(training.weights[i]) for i in mine]
-    share = mine, weights, float(training.weights[members].sum()), size
     tasks = training.clients.tasks(mine, t)
     cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     timer.mark("sample")
@@ -108,7 +107,15 @@ def run_round(
     for task, result in zip(tasks, results, strict=True):
         run.schema.require_form_of(algorithm, task, result)
     uploads = [run.schema.with_loss(result.upload, result.loss) for result in results]
-    mean, up, maxima = run.uploads.mean(uploads, *share, local_values(), round=t + 1)
+    mean, up, maxima = run.uploads.mean(
+        uploads,
+        clients=mine,
+        weights=weights,
+        total=float(training.weights[members].sum()),
+        cohort=size,
+        local_values=local_values(),
+        round=t + 1,
+    )
     timer.record_wait(RoundRequests.metrics(maxima))
     record["up_bytes"] += up
     training.states.save(schedule.assignment(t), [result.state for result in results], message.x)

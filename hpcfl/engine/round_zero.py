@@ -77,8 +77,9 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
         for k, (task, gradient) in enumerate(zip(tasks, gradients, strict=True)):
             with client_errors(task, "warm_start_client"):
                 first = algorithm.warm_start_client(states[k], gradient)
-                form = algorithm, "warm_start_client", "a state", first
-                require_form(*form, "init_client", states[k])
+                require_form(
+                    algorithm, "warm_start_client", "a state", first, "init_client", states[k]
+                )
                 states[k] = first
         training.states.save(mine, states, x0)
         timer.mark("write")
