@@ -48,7 +48,8 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
             with round_errors(done):
                 record |= hooks.evaluate(done, server.x)
             timer.mark("evaluate")
-        hooks.record(record, timer.write_to(record), server.x)
+        busy = timer.write_to(record)
+        hooks.record(record, busy, server.x)
         if agreed.low_on_rows or not agreed.writing:  # wait for writes only where rows run out
             hooks.commit_checkpoint(done)
         if agreed.stop or agreed.save or schedule.checkpoint_due(done, schedule.rounds):

@@ -31,7 +31,8 @@ def run_round_zero(run: Run, server: Any) -> Any:
             record |= run.hooks.evaluate(0, server.x)
             run.timer.mark("evaluate")
     if evaluated or run.algorithm.warm_start:
-        run.hooks.record(record, run.timer.write_to(record), server.x)
+        busy = run.timer.write_to(record)
+        run.hooks.record(record, busy, server.x)
     return server
 
 
