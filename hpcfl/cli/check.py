@@ -32,7 +32,8 @@ from hpcfl.report.plots.figure import FigureSize, check_plot
 from hpcfl.runner.choose_executor import check_block_executor
 from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import bfloat16_warning, device_type
-from hpcfl.runner.initial import fetch_data, fetch_model, load_data
+from hpcfl.runner.initial_model import fetch_model
+from hpcfl.runner.load_data import fetch_data, load_data
 from hpcfl.runner.preflight import try_algorithm, try_classes
 from hpcfl.types import Section
 

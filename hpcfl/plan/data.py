@@ -12,7 +12,7 @@ from hpcfl.data.split import keep_natural_clients
 from hpcfl.errors import JobError
 from hpcfl.job.schema import Loaded, section
 from hpcfl.job.yaml_file import JobFile, override
-from hpcfl.runner.initial import fetch_data, load_data
+from hpcfl.runner.load_data import fetch_data, load_data
 
 OPTION = "--sizes"
 

@@ -47,7 +47,8 @@ from hpcfl.models.flat_vector import buffers
 from hpcfl.models.losses import LOSSES
 from hpcfl.runner.client_store import make_client_store
 from hpcfl.runner.configure_torch import configure_torch
-from hpcfl.runner.initial import initial, initial_model, load_data
+from hpcfl.runner.initial_model import draw_model, initial_model
+from hpcfl.runner.load_data import load_data
 from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
@@ -93,7 +94,7 @@ class Components:
 
     def random_init(self, client: int) -> RandomInit:
         """The client's source of random initialisations: always the same one."""
-        return lambda: initial(
+        return lambda: draw_model(
             self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
         )[0].to(self.device)
 

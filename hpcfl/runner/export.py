@@ -24,7 +24,8 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.manifest import Checkpoint, check_run_files, committed_folders, find, rounds
 from hpcfl.runner.components import stored
-from hpcfl.runner.initial import build_model, load_data
+from hpcfl.runner.initial_model import build_model
+from hpcfl.runner.load_data import load_data
 from hpcfl.seeds import key
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table

@@ -47,7 +47,8 @@ from hpcfl.runner.components import build_components, build_run
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.export import load_model
-from hpcfl.runner.initial import fetch_data, fetch_model, load_data_on_hosts
+from hpcfl.runner.initial_model import fetch_model
+from hpcfl.runner.load_data import fetch_data, load_data_on_hosts
 from hpcfl.runner.objects import KeptFiles
 from hpcfl.runner.preflight import try_classes
 from hpcfl.runner.rank_layout import Ranks, discover_ranks

@@ -1,0 +1,106 @@
+"""The initial model of a job: drawn at random, or read from a file."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from hpcfl.data.base import Dataset
+from hpcfl.engine.global_generators import seeded
+from hpcfl.errors import JobError, as_job_error, defined
+from hpcfl.job.schema import Loaded
+from hpcfl.models.dropout import replace_dropout
+from hpcfl.models.flat_vector import parameters, trained
+from hpcfl.models.init import load_initial
+from hpcfl.models.normalization import UNFIT
+from hpcfl.seeds import key
+from hpcfl.types import Vector
+
+
+def fetch_model(loaded: Loaded) -> None:
+    """Bring the model's initial weights into place; on one rank alone.
+
+    Raises:
+        JobError: they cannot be had.
+    """
+    where, model = f"model.name: {loaded.tree['model']['name']}", loaded.job.model
+    with as_job_error(where, "cannot fetch its weights", type(model).fetch):
+        model.fetch()
+
+
+def draw_model(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
+    """A random initialisation, flat, and the model it was drawn for, with hpcfl's dropout."""
+    model = build_model(loaded, dataset, seed)
+    replace_dropout(model)
+    return parameters(model), model
+
+
+def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
+    """The job's model as its class builds it, in the job's precision.
+
+    Lazy layers have the shapes that an example gives them.
+
+    Raises:
+        JobError: it cannot be built for the data, or is not what a model is.
+    """
+    job = loaded.job
+    kind, name = (f"{s}.{k}: {loaded.tree[s][k]}" for s, k in (("data", "kind"), ("model", "name")))
+    says = "; a transform is called with stored rows, a dtype, and draws or None"
+    with as_job_error(kind, "its transform failed on one example", type(job.data).load, says):
+        sample = dataset.transform(dataset.sample(1), torch.float32, None)
+        shape = tuple(sample.shape[1:])
+    labels = dataset.train.labels
+    targets = labels.shape[1] if labels.ndim > 1 else 1
+    if job.model.classifies and dataset.classes is None:
+        raise JobError(f"{name} is for classes, this data has targets; use linear")
+    outputs = dataset.classes if dataset.classes is not None else targets
+    build = type(job.model).build
+    with as_job_error(name, f"cannot be built for inputs {shape}", build), seeded(seed):
+        model: Any = job.model.build(shape, outputs)
+        if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
+            with torch.no_grad():
+                model.eval()(torch.cat([sample, sample]))  # some layers need two examples
+            model.train()
+    if not isinstance(model, nn.Module):
+        raise JobError(
+            f"{name}: build{defined(build)} returns {type(model).__name__}, expected a "
+            "torch.nn.Module"
+        )
+    dtype = torch.float64 if job.precision == "float64" else torch.float32
+    for own, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise JobError(
+                f"{name}: its parameter {own} has no shape after a forward pass, which does not "
+                "use it in an evaluation; remove it, or give its layer its sizes"
+            )
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    if not any(parameter.numel() for parameter in trained(model).values()):
+        raise JobError(
+            f"{name}: has no parameter to train, expected one at least; layers in a list are not a "
+            "module's own: use torch.nn.ModuleList"
+        )
+    return model.double() if dtype == torch.float64 else model
+
+
+def initial_model(
+    loaded: Loaded, dataset: Dataset, resumed: bool
+) -> tuple[Vector, nn.Module, tuple[str, ...]]:
+    """The initial model, its parameters, and the names of those that its file did not provide."""
+    job = loaded.job
+    x0, model = draw_model(loaded, dataset, key(job.seed, "model"))
+    model.train()
+    for layer, module in model.named_modules():
+        # A layer that a module's own ``train`` keeps in evaluation mode changes no statistics.
+        if getattr(module, "track_running_stats", False) and module.training:
+            raise JobError(
+                f"model.name: {loaded.tree['model']['name']}: its layer {layer!r} {UNFIT}; use "
+                "torch.nn.GroupNorm there, or keep it in evaluation mode by a method train of the "
+                "model, if its statistics are to stay as they are"
+            )
+    file = job.model.init_file
+    if file is None or resumed:
+        return x0, model, ()
+    skipped = load_initial(model, file, job.model.init_layers)
+    return parameters(model), model, skipped
