@@ -7,7 +7,7 @@ by_choice   a row an algorithm and set-up: the best of its settings, and its sco
 by_hours    a row a run: its wall time and machine, and the hours that papers print
 """
 
-from hpcfl.report.chosen import by_choice
+from hpcfl.report.best_settings import by_choice
 from hpcfl.report.formats import plain, tables, to_csv, to_latex, to_markdown
 from hpcfl.report.hours import by_hours
 from hpcfl.report.papers import as_papers

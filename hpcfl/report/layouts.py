@@ -7,7 +7,7 @@ from pathlib import Path
 from hpcfl.errors import JobError
 from hpcfl.job.registry import shown
 from hpcfl.report import timing
-from hpcfl.report.chosen import by_choice
+from hpcfl.report.best_settings import by_choice
 from hpcfl.report.collect import collect_runs
 from hpcfl.report.comparison import with_published
 from hpcfl.report.formats import plain

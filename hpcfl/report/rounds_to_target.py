@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
-from hpcfl.report.choice import EXAMPLES, ComparedRuns
+from hpcfl.report.compared_runs import EXAMPLES, ComparedRuns
 from hpcfl.report.comparison import Column, ComparisonColumns, spread
 from hpcfl.report.published import Published, centralised, find, set_up
 from hpcfl.report.table import Caption

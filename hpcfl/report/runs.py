@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from hpcfl.job.settings import distinguishing_settings, labels
 from hpcfl.report.best import with_best
-from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
     BEST,
     COST_COLUMNS,
@@ -14,6 +13,7 @@ from hpcfl.report.columns import (
     optional_scores,
     run_captions,
 )
+from hpcfl.report.compared_runs import ComparedRuns
 from hpcfl.report.comparison import ComparisonColumns, spread
 from hpcfl.report.seed_groups import seed_captions, seed_groups
 from hpcfl.report.seeds import seed_table

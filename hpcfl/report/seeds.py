@@ -10,7 +10,6 @@ from hpcfl.job.settings import (
     distinguishing_settings,
 )
 from hpcfl.report.best import with_best
-from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import (
     BEST,
     MEAN_OF_LAST,
@@ -21,6 +20,7 @@ from hpcfl.report.columns import (
     optional_scores,
     run_captions,
 )
+from hpcfl.report.compared_runs import ComparedRuns
 from hpcfl.report.comparison import Column, ComparisonColumns, mean_and_std, spread
 from hpcfl.report.seed_groups import seed_captions, seed_groups
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks

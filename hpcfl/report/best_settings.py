@@ -13,8 +13,8 @@ from typing import NamedTuple
 from hpcfl.errors import JobError
 from hpcfl.job.settings import common_settings
 from hpcfl.report.best import with_best
-from hpcfl.report.choice import ComparedRuns
 from hpcfl.report.columns import diverged_note, run_captions
+from hpcfl.report.compared_runs import ComparedRuns
 from hpcfl.report.comparison import mean_and_std, spread
 from hpcfl.report.grid import Row, SetUp, read_grid
 from hpcfl.report.seed_groups import seed_captions
