@@ -182,8 +182,8 @@ def read_report(root: Path) -> str:
 class Heartbeats:
     """The heartbeat files of one session, for one rank: it writes its own and reads the others'."""
 
-    def __init__(self, root: Path, session: str, rank: int) -> None:
-        self._root, self.folder, self._rank = root, root / session, rank
+    def __init__(self, root: Path, session_id: str, rank: int) -> None:
+        self._root, self.folder, self._rank = root, root / session_id, rank
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._beats = 0
 

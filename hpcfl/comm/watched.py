@@ -35,17 +35,17 @@ class Watched:
         """The name of the wrapped group: solo, mpi, gloo or nccl."""
         return type(self._comm).__name__.lower()
 
-    def start_heartbeats(self, root: Path, session: str) -> None:
+    def start_heartbeats(self, root: Path, session_id: str) -> None:
         """Collective: write heartbeats from now on, and end the run if a rank waits too long.
 
         Args:
             root: the folder in which each session has a folder; rank 0 holds the run's lock.
-            session: the name of this session; the folders of others are removed.
+            session_id: the id of this session; the folders of others are removed.
 
         Raises:
             StoreError: they cannot be written.
         """
-        files = Heartbeats(root, session, self.rank)
+        files = Heartbeats(root, session_id, self.rank)
         with raise_collectively(self):
             if self.rank == 0:
                 files.begin()

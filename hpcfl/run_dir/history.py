@@ -35,7 +35,7 @@ def outcome_of(error: BaseException, round: int) -> Outcome:
     return Outcome("failed", round, one_line(f"{type(error).__name__}: {error}"))
 
 
-def record_outcome(folder: RunDir, session: str, outcome: Outcome) -> bool:
+def record_outcome(folder: RunDir, session_id: str, outcome: Outcome) -> bool:
     """Add the outcome of a session to the history; False if the history has no such session.
 
     Raises:
@@ -43,7 +43,7 @@ def record_outcome(folder: RunDir, session: str, outcome: Outcome) -> bool:
     """
     entries = folder.history_entries()
     for entry in entries:
-        if entry.get("session") == session:
+        if entry.get("session") == session_id:
             entry["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
             entry["outcome"] = outcome._asdict()
             folder.write_history(entries)

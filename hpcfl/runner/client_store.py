@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def make_client_store(
-    config: Store, kept: StateSchema, root: Path, rank: int, session: str, clients: Sequence[int]
+    config: Store, kept: StateSchema, root: Path, rank: int, session_id: str, clients: Sequence[int]
 ) -> ClientStore:
     """Make the store of the states of ``clients``.
 
@@ -26,7 +26,7 @@ def make_client_store(
         kept: the shape of a state.
         root: the folder of the run's stores.
         rank: whose clients they are.
-        session: the name of this start of the run.
+        session_id: the id of this session, see ``RankSession``.
         clients: those of the rank.
     """
     if not kept.fields:
@@ -35,19 +35,25 @@ def make_client_store(
 
     def build(folder: Path, schema: StateSchema, cache: int, name: str) -> ClientStore:
         if config.kind == "memory":
-            return MemoryStore(folder, rank, session, clients, schema)
+            return MemoryStore(folder, rank, session_id, clients, schema)
         row_per_round, disk = not schema.own.fields, config.dir
         # With a scratch disk, only the store there has a cache: the rounds read and write it.
         cache_of_permanent = cache if disk is None else 0
         permanent = Hdf5Store(
-            folder, rank, session, clients, schema, cache_of_permanent, row_per_round=row_per_round
+            folder,
+            rank,
+            session_id,
+            clients,
+            schema,
+            cache_of_permanent,
+            row_per_round=row_per_round,
         )
         if disk is None:
             return permanent
-        own = ScratchFolder(Path(disk), root.parent, rank, session, name)
+        own = ScratchFolder(Path(disk), root.parent, rank, session_id, name)
         try:
             scratch = Hdf5Store(
-                own.path, rank, session, clients, schema, cache, row_per_round=row_per_round
+                own.path, rank, session_id, clients, schema, cache, row_per_round=row_per_round
             )
         except BaseException:
             own.close()

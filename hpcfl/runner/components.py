@@ -248,9 +248,9 @@ class Components:
         kind = Exact if self.job.reduction == "exact" else Fast
         return kind(comm, template, plain, self.x0.dtype, self.device, uncounted)
 
-    def store(self, root: Path, rank: int, session: str, clients: Sequence[int]) -> ClientStore:
+    def store(self, root: Path, rank: int, session_id: str, clients: Sequence[int]) -> ClientStore:
         """A new store for the states of ``clients``."""
-        return make_client_store(self.job.store, self.stored_state, root, rank, session, clients)
+        return make_client_store(self.job.store, self.stored_state, root, rank, session_id, clients)
 
 
 def stored(job: Job, schema: RoundSchema) -> StateSchema:

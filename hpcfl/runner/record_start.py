@@ -63,7 +63,7 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
         progress.note(f"{change['key']} was {was}, is {now} after round {done}")
     folder.add_to_history(
         {
-            "session": session.name,
+            "session": session.session_id,
             "round": done,
             **facts,
             "code": code,
@@ -151,7 +151,7 @@ def _record_outcome(session: RankSession, outcome: Outcome) -> None:
     A failure is printed and not raised: it would replace the error that ended the run.
     """
     try:
-        recorded = record_outcome(session.folder, session.name, outcome)
+        recorded = record_outcome(session.folder, session.session_id, outcome)
     except (StoreError, DiskError) as e:
         sys.stderr.write(f"the history does not say how this start ended: {e}\n")
         return

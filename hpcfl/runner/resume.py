@@ -74,7 +74,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         request = _copy(session, request)
         verify_all = False  # the states were compared as they were copied
     kept = from_rank_0(comm, lambda: _lock(session, request))
-    comm.start_heartbeats(folder.ranks.absolute(), session.name)
+    comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     with raise_collectively(comm), request.suggest_older(kept):
         newest = find(folder.checkpoints, kept[-1])
         server = read_server(newest, components.schema.server, components.device)

@@ -92,8 +92,8 @@ class RankSession:
     ) -> None:
         self.components, self.folder, self.comm, self.inputs = components, folder, comm, inputs
         self._callbacks = callbacks
-        self.name = comm.bcast(token_hex(4))
-        """Random, the same on every rank; it is in the names of segments and in the history."""
+        self.session_id = comm.bcast(token_hex(4))
+        """Random, the same on every rank; it names segments and the entry in the history."""
         with raise_collectively(comm):
             self.owner: NDArray[np.int64] = assign_owners(
                 [len(own) for own in components.rows], comm.size
@@ -126,7 +126,9 @@ class RankSession:
         # Absolute, as all paths that threads use: a callback may be in another folder meanwhile.
         stores = self.folder.stores.absolute()
         with raise_collectively(self.comm):
-            self._store = self.components.store(stores, self.comm.rank, self.name, self.my_clients)
+            self._store = self.components.store(
+                stores, self.comm.rank, self.session_id, self.my_clients
+            )
 
     def ensure_rows(self) -> None:
         """Allocate the rows of all clients that will ever have a state on this rank.
@@ -182,7 +184,7 @@ class RankSession:
 
     def prune_stores(self, kept: list[Path]) -> None:
         """Delete the segments of earlier starts that no checkpoint needs; on rank 0 alone."""
-        row_tables.prune(self.folder.stores, row_tables.named(kept), self.name)
+        row_tables.prune(self.folder.stores, row_tables.named(kept), self.session_id)
 
     def require_in_place(self) -> None:
         """Check, on this rank, that the files and folders that a resume needs are still there.

@@ -300,7 +300,7 @@ def start_fresh(session: RankSession) -> StartPoint:
             session.require_disk_space()
             folder.hold_open()
     set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
-    session.comm.start_heartbeats(folder.ranks.absolute(), session.name)
+    session.comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     session.open_store()
     with raise_collectively(session.comm):
         session.ensure_rows()

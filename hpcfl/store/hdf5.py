@@ -49,7 +49,7 @@ class Hdf5Store(ClientStore):
     Args:
         root: the folder of the segments, which exists.
         rank: this rank's number.
-        session: a short name (letters and digits) that no earlier start of the run had.
+        session_id: a short name (letters and digits) that no earlier start of the run had.
         clients: the clients this rank owns.
         schema: the shape of a state.
         cache_bytes: memory for cached states at most, Python objects included; 0 writes every
@@ -62,7 +62,7 @@ class Hdf5Store(ClientStore):
         self,
         root: Path,
         rank: int,
-        session: str,
+        session_id: str,
         clients: Sequence[int],
         schema: StateSchema,
         cache_bytes: int,
@@ -73,7 +73,7 @@ class Hdf5Store(ClientStore):
         # Two sorted arrays take 16 bytes a client; a dict would take 150.
         self._clients = np.unique(np.asarray(clients, np.int64))
         self._address = np.full(len(self._clients), NO_ROW, np.int64)
-        self._rows = RowAllocator(root, rank, session, schema, len(self._clients))
+        self._rows = RowAllocator(root, rank, session_id, schema, len(self._clients))
         self._io = BackgroundIO()
         self._capacity = cache_bytes // footprint(schema)  # states
         # By address, the least recently used first.

@@ -24,15 +24,15 @@ class MemoryStore(ClientStore):
     Args:
         root: the folder of the segments, which exists.
         rank: this rank's number.
-        session: a short name (letters and digits) that no earlier start of the run had.
+        session_id: a short name (letters and digits) that no earlier start of the run had.
         clients: the clients this rank owns.
         schema: the shape of a state.
     """
 
     def __init__(
-        self, root: Path, rank: int, session: str, clients: Sequence[int], schema: StateSchema
+        self, root: Path, rank: int, session_id: str, clients: Sequence[int], schema: StateSchema
     ) -> None:
-        self._root, self._rank, self._session, self._schema = root, rank, session, schema
+        self._root, self._rank, self._session_id, self._schema = root, rank, session_id, schema
         self._clients = frozenset(clients)
         self._states: dict[int, Iterable[Tensor]] = {}
         self._arena = StateArena(schema)
@@ -61,7 +61,7 @@ class MemoryStore(ClientStore):
     def snapshot(self, folder: Path) -> "list[Future[None]]":
         # The copies are never changed in place, so a copy of the dict is a snapshot.
         states = dict(sorted(self._states.items()))
-        name = segment.file_name(self._session, self._rank, self._snapshots)
+        name = segment.file_name(self._session_id, self._rank, self._snapshots)
         if states:
             self._snapshots += 1
             self._files.add(name)

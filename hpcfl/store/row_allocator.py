@@ -47,9 +47,9 @@ class RowAllocator:
     """
 
     def __init__(
-        self, root: Path, rank: int, session: str, schema: StateSchema, clients: int
+        self, root: Path, rank: int, session_id: str, schema: StateSchema, clients: int
     ) -> None:
-        self._root, self._rank, self._session, self._schema = root, rank, session, schema
+        self._root, self._rank, self._session_id, self._schema = root, rank, session_id, schema
         self._clients = clients
         self._segments: list[Segment] = []
         self._starts = array("q")  # the first address of each segment
@@ -201,7 +201,7 @@ class RowAllocator:
     def _add(self, rows: int) -> None:
         """Add a segment of free rows; its lowest address is taken first."""
         have = len(self._pinned)
-        path = self._root / segment.file_name(self._session, self._rank, self._created)
+        path = self._root / segment.file_name(self._session_id, self._rank, self._created)
         self._append(Segment.create(path, self._schema, rows), pinned=False)
         self._created += 1
         self._free = array("q", range(have + rows - 1, have - 1, -1)) + self._free

@@ -188,7 +188,7 @@ class Table:
         return RowEntry(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
 
 
-def prune(root: Path, keep_names: Iterable[str], session: str) -> None:
+def prune(root: Path, keep_names: Iterable[str], session_id: str) -> None:
     """Delete the segments of earlier sessions that no kept checkpoint names.
 
     Only rank 0 calls it: other ranks may see an older content of the folder on a network disk.
@@ -196,12 +196,16 @@ def prune(root: Path, keep_names: Iterable[str], session: str) -> None:
     Args:
         root: the folder of the segments.
         keep_names: what ``named`` returns for the kept checkpoints.
-        session: the name of this session; its files, complete or not, are not deleted.
+        session_id: the id of this session; its files, complete or not, are not deleted.
     """
     keep = set(keep_names)
     for path in sorted(root.rglob("*")):
         match = segment.NAME.fullmatch(path.name)
-        if match and match["session"] != session and path.relative_to(root).as_posix() not in keep:
+        if (
+            match
+            and match["session_id"] != session_id
+            and path.relative_to(root).as_posix() not in keep
+        ):
             path.unlink()
 
 

@@ -122,7 +122,7 @@ class ScratchFolder:
         disk: the folder that the job names.
         run: the run directory.
         rank: this rank's number.
-        session: a short name that no earlier start of the run had.
+        session_id: a short name that no earlier start of the run had.
         name: of the store.
 
     Raises:
@@ -130,18 +130,18 @@ class ScratchFolder:
         StoreError: it cannot be made for another reason.
     """
 
-    def __init__(self, disk: Path, run: Path, rank: int, session: str, name: str) -> None:
+    def __init__(self, disk: Path, run: Path, rank: int, session_id: str, name: str) -> None:
         # Runs of one name in different places may use the same node's disk.
         path = str(run.absolute())
         root = disk / f"hpcfl-{run.name}-{crc32(path.encode()):08x}"
-        self.path = root / session / f"{rank:04d}" / name
+        self.path = root / session_id / f"{rank:04d}" / name
         self._lock = self.path.with_name(f"{name}{_suffix()}")
         # Before anything is written, as it may be these that fill the disk.
         with ExitStack() as stack:
             with suppress(HpcflError):  # a full disk may have no room for the lock
                 # A rank waits for another that is removing them.
                 stack.enter_context(locked(disk / f".hpcfl-{os.geteuid()}"))
-            _remove_other_sessions(root, session)
+            _remove_other_sessions(root, session_id)
             _remove_unlocked(disk)
         with write_errors(self.path):
             self._fd = _hold(self._lock)
@@ -183,11 +183,11 @@ def _hold(lock: Path) -> int | None:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(lock))
 
 
-def _remove_other_sessions(root: Path, session: str) -> None:
+def _remove_other_sessions(root: Path, session_id: str) -> None:
     """Remove what earlier sessions of the run left, on any host and without a lock, too."""
     with suppress(OSError):
         for other in root.iterdir():
-            if other.name != session:  # another rank may be removing it, too
+            if other.name != session_id:  # another rank may be removing it, too
                 shutil.rmtree(other, ignore_errors=True)
 
 

@@ -25,12 +25,12 @@ from hpcfl.io.lock import NO_LOCKS, lock_now
 from hpcfl.store import segment_file
 from hpcfl.store.schema import StateSchema
 
-NAME = re.compile(rf"(?P<session>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
+NAME = re.compile(rf"(?P<session_id>[0-9A-Za-z]+)-r\d{{4,}}-s\d{{4,}}\.h5({re.escape(PART)})?")
 
 
-def file_name(session: str, rank: int, index: int) -> str:
-    """The name of the ``index``-th segment file that ``rank`` makes in ``session``."""
-    return f"{session}-r{rank:04d}-s{index:04d}.h5"
+def file_name(session_id: str, rank: int, index: int) -> str:
+    """The name of the ``index``-th segment file that ``rank`` makes in a session."""
+    return f"{session_id}-r{rank:04d}-s{index:04d}.h5"
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:

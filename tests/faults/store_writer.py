@@ -58,14 +58,14 @@ def committed(folder: Path) -> list[int]:
     return sorted(int(path.parent.name) for path in folder.glob("*/manifest.json"))
 
 
-def write(folder: Path, session: str, tell: Callable[[int], None]) -> None:
+def write(folder: Path, session_id: str, tell: Callable[[int], None]) -> None:
     """Go on from the last checkpoint, commit after every round and keep two checkpoints."""
     root = folder / "stores"
     root.mkdir(exist_ok=True)
     done = committed(folder)
     (root / SHARED).mkdir(exist_ok=True)
     own, shared = (
-        Hdf5Store(folder, 0, session, range(CLIENTS), schema, states * footprint(schema))
+        Hdf5Store(folder, 0, session_id, range(CLIENTS), schema, states * footprint(schema))
         for folder, schema, states in ((root, SCHEMA.own, 5), (root / SHARED, SCHEMA.shared, 1))
     )
     store = SharedStore(SCHEMA, own, shared)
@@ -74,7 +74,7 @@ def write(folder: Path, session: str, tell: Callable[[int], None]) -> None:
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.retain(kept)
-        row_table.prune(root, row_table.named(kept), session)
+        row_table.prune(root, row_table.named(kept), session_id)
         x = model(round)
         for client in range(CLIENTS):
             if (client + round) % 3:
@@ -91,11 +91,11 @@ def write(folder: Path, session: str, tell: Callable[[int], None]) -> None:
         tell(round)
 
 
-def write_and_tell(folder: Path, session: str, pipe) -> None:
-    write(folder, session, pipe.send)
+def write_and_tell(folder: Path, session_id: str, pipe) -> None:
+    write(folder, session_id, pipe.send)
 
 
-def write_when_told(folder: Path, session: str, pipe) -> None:
+def write_when_told(folder: Path, session_id: str, pipe) -> None:
     ctypes.CDLL(None).prctl(ANY_TRACER, ctypes.c_ulong(-1))  # fails where any may trace anyway
     pipe.recv()
-    write(folder, session, lambda round: None)
+    write(folder, session_id, lambda round: None)

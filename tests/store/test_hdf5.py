@@ -57,8 +57,8 @@ def settle(store):
     store._collect_writes()
 
 
-def build(root, schema, states, clients=range(CLIENTS), session="a", rank=0):
-    return Hdf5Store(root, rank, session, clients, schema, states * footprint(schema))
+def build(root, schema, states, clients=range(CLIENTS), session_id="a", rank=0):
+    return Hdf5Store(root, rank, session_id, clients, schema, states * footprint(schema))
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commi
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
     store.close()
-    store = build(root, schema, 2, session="b")
+    store = build(root, schema, 2, session_id="b")
     store.restore(table, 1, [0])
     store.retain([a])
     assert all(bits(store.load(client)) == bits(make(client, 0)) for client in range(CLIENTS))
@@ -210,7 +210,7 @@ def test_restore_refuses_other_owners(root, schema, make, commit):
     for store in stores:
         store.close()
     for clients in (range(15), range(0, CLIENTS, 3), range(CLIENTS)):
-        store = build(root, schema, 0, clients, session="b")
+        store = build(root, schema, 0, clients, session_id="b")
         with pytest.raises(StoreError, match=r"client \d+ changed its rank since the checkpoint"):
             store.restore(table, 2, [0])
         store.close()
@@ -220,7 +220,7 @@ def test_two_runs_cannot_restore_the_same_segments(root, schema, make, commit):
     store = build(root, schema, 0)
     store.save(0, make(0, 0))
     _, table = commit("a", store)
-    other = build(root, schema, 0, session="b")
+    other = build(root, schema, 0, session_id="b")
     with pytest.raises(StoreError, match="another process has it open for writing"):
         other.restore(table, 1, [0])
     other.close()

@@ -26,8 +26,8 @@ CLIENTS = 12
 def folder(tmp_path):
     """Make a folder on the node's disk."""
 
-    def make(run, session, rank=0, name="own"):
-        return ScratchFolder(tmp_path / "disk", tmp_path / run, rank, session, name)
+    def make(run, session_id, rank=0, name="own"):
+        return ScratchFolder(tmp_path / "disk", tmp_path / run, rank, session_id, name)
 
     return make
 

@@ -71,16 +71,18 @@ def holds(read, until: int) -> bool:
 def build(request, root):
     (root / SHARED).mkdir()
 
-    def part(folder, rank, session, clients, schema):
+    def part(folder, rank, session_id, clients, schema):
         if request.param == "memory":
-            return MemoryStore(folder, rank, session, clients, schema)
+            return MemoryStore(folder, rank, session_id, clients, schema)
         states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with a cache of 3": 3}[request.param]
-        return Hdf5Store(folder, rank, session, clients, schema, states * footprint(schema))
+        return Hdf5Store(folder, rank, session_id, clients, schema, states * footprint(schema))
 
-    def store(rank: int = 0, session: str = "a", ranks: int = 1):
+    def store(rank: int = 0, session_id: str = "a", ranks: int = 1):
         clients = range(rank, CLIENTS, ranks)
-        own = part(root, rank, session, clients, SCHEMA.own)
-        return SharedStore(SCHEMA, own, part(root / SHARED, rank, session, clients, SCHEMA.shared))
+        own = part(root, rank, session_id, clients, SCHEMA.own)
+        return SharedStore(
+            SCHEMA, own, part(root / SHARED, rank, session_id, clients, SCHEMA.shared)
+        )
 
     return store
 
@@ -208,8 +210,8 @@ def test_a_client_s_change_is_not_its_fellows(build, commit):
 def test_a_rank_copies_each_model_once(build, commit, root, path):
     """Also where several ranks had kept it; then the same ranks or others go on."""
     until, table = 0, None
-    for session, ranks in zip("abc", path, strict=True):
-        stores = [build(rank, session, ranks) for rank in range(ranks)]
+    for session_id, ranks in zip("abc", path, strict=True):
+        stores = [build(rank, session_id, ranks) for rank in range(ranks)]
         if table is not None:
             for store in stores:
                 store.restore(table, ranks, [0, 0])
@@ -217,7 +219,7 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
         for round in range(until, until + 15):
             play(stores, round)
         until += 15
-        folder, table = commit(session, *stores)
+        folder, table = commit(session_id, *stores)
         last = rounds_of(until)
         assert distinct(table) == sum(
             len({last[client] for client in last if client % ranks == rank})
@@ -226,7 +228,7 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
         for store in stores:
             store.retain([folder])
             store.close()
-        row_table.prune(root, row_table.named([folder]), session)
+        row_table.prune(root, row_table.named([folder]), session_id)
         with Reader(table, SCHEMA) as reader:
             assert holds(reader.read, until)
 

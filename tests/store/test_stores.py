@@ -31,27 +31,27 @@ KINDS = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with a cache of 3": 3, "sc
 
 @pytest.fixture(params=["memory", *KINDS])
 def one_part(request, tmp_path):
-    def store(root, rank: int, session: str, clients, schema):
+    def store(root, rank: int, session_id: str, clients, schema):
         if request.param == "memory":
-            return MemoryStore(root, rank, session, clients, schema)
+            return MemoryStore(root, rank, session_id, clients, schema)
         room = KINDS[request.param] * footprint(schema)
         if request.param != "scratch":
-            return Hdf5Store(root, rank, session, clients, schema, room)
-        folder = ScratchFolder(tmp_path / "disk", tmp_path, rank, session, root.name)
-        near = Hdf5Store(folder.path, rank, session, clients, schema, room)
-        return ScratchStore(near, Hdf5Store(root, rank, session, clients, schema, 0), folder)
+            return Hdf5Store(root, rank, session_id, clients, schema, room)
+        folder = ScratchFolder(tmp_path / "disk", tmp_path, rank, session_id, root.name)
+        near = Hdf5Store(folder.path, rank, session_id, clients, schema, room)
+        return ScratchStore(near, Hdf5Store(root, rank, session_id, clients, schema, 0), folder)
 
     return store
 
 
 @pytest.fixture(params=["whole", "in two parts"])
 def build(request, root, schema, one_part):
-    def store(rank: int, session: str, clients):
+    def store(rank: int, session_id: str, clients):
         if request.param == "whole":
-            return one_part(root, rank, session, clients, schema)
+            return one_part(root, rank, session_id, clients, schema)
         (root / SHARED).mkdir(exist_ok=True)
-        own = one_part(root, rank, session, clients, schema.own)
-        shared = one_part(root / SHARED, rank, session, clients, schema.shared)
+        own = one_part(root, rank, session_id, clients, schema.own)
+        shared = one_part(root / SHARED, rank, session_id, clients, schema.shared)
         return SharedStore(schema, own, shared)
 
     return store
@@ -208,15 +208,15 @@ def test_restore_continues_from_the_snapshot(build, make, bits, commit, schema):
 def test_restore_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
     ids = np.random.default_rng(0).choice(10**6, CLIENTS, replace=False).tolist()
     table = None
-    for session, ranks in (("a", 2), ("b", 3), ("c", 1)):
-        stores = [build(rank, session, ids[rank::ranks]) for rank in range(ranks)]
+    for session_id, ranks in (("a", 2), ("b", 3), ("c", 1)):
+        stores = [build(rank, session_id, ids[rank::ranks]) for rank in range(ranks)]
         if table is None:
             for at, client in enumerate(ids[:25]):
                 stores[at % ranks].save(client, make(at, 0))
         else:
             for store in stores:
                 store.restore(table, ranks, rows(store))
-        folder, table = commit(session, *stores)
+        folder, table = commit(session_id, *stores)
         assert table.ranks == ranks
         for store in stores:
             store.retain([folder])
@@ -226,7 +226,7 @@ def test_restore_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
         for store in stores:
             store.close()
         row_table.prune(
-            root, row_table.named([folder]), session
+            root, row_table.named([folder]), session_id
         )  # the earlier sessions are no longer needed
 
 
