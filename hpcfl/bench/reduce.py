@@ -24,9 +24,9 @@ from hpcfl.bench.round import built_in_jobs
 from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
-from hpcfl.comm.exact import Exact
+from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.failure import group
-from hpcfl.comm.fast import Fast
+from hpcfl.comm.fast import FastReduction
 from hpcfl.comm.reduction import Reduction
 from hpcfl.errors import JobError
 from hpcfl.runner.configure_torch import keep_freed_memory
@@ -107,7 +107,7 @@ def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -
     plain = torch.zeros(size)
     sides: dict[str, Callable[[], Any]] = {FLOAT: lambda: comm.allreduce_sum(plain)}
     cpu = torch.device("cpu")
-    sides |= means(comm, size, clients, cpu) | means(comm, size, clients, cpu, Fast)
+    sides |= means(comm, size, clients, cpu) | means(comm, size, clients, cpu, FastReduction)
     functions = {name: partial(_timed, comm, side) for name, side in sides.items()}
     what = f"bench reduce: sums of {size} numbers"
     times = take_turns(functions, turns, what, show_progress=comm.rank == 0)
@@ -127,7 +127,7 @@ def means(
     size: int,
     clients: Sequence[int],
     device: torch.device,
-    kind: type[Reduction] = Exact,
+    kind: type[Reduction] = ExactReduction,
 ) -> dict[str, Callable[[], Any]]:
     """Functions, by name, that take a collective mean; one for each of the numbers of clients.
 

@@ -22,7 +22,7 @@ class Comm(Protocol):
 
     All ranks must call the collective methods in the same order: a rank that skips one waits for
     ever in the next, or receives what was meant for another.  Implementations: ``Solo``, ``Mpi``,
-    ``Gloo``, ``Nccl``; ``Watched`` wraps any of them.
+    ``Gloo``, ``Nccl``; ``WatchedComm`` wraps any of them.
     """
 
     rank: int
@@ -76,7 +76,7 @@ class Comm(Protocol):
 
 
 class Group(Comm, Protocol):
-    """What a library offers, for ``Watched``."""
+    """What a library offers, for ``WatchedComm``."""
 
     def wait_for_ranks(self) -> None:
         """Collective: wait for every rank, however long it takes.

@@ -37,7 +37,7 @@ _ROWS = 16  # clients at once in it: with more, the piece of each would be too s
 _LARGEST_SHIFT = 900  # _SHIFTER x 2.0**shift must itself be a finite double, and 2.0**-shift
 
 
-class Exact(Reduction):
+class ExactReduction(Reduction):
     """A reduction whose result does not depend on the number of ranks, bit for bit."""
 
     def summed(self, dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,7 @@ from torch import Tensor
 from hpcfl.comm.reduction import Column, FieldBuffer, Reduction
 
 
-class Fast(Reduction):
+class FastReduction(Reduction):
     """A reduction in the uploads' own dtype.
 
     Every coordinate of the mean is within (|S| + 2) x eps / W x sum |w u| of the true one, where

@@ -1,6 +1,6 @@
 """The mean of a round's uploads over all ranks: the interface, the buffer, the check for NaN.
 
-``Exact`` and ``Fast`` are the two implementations.
+``ExactReduction`` and ``FastReduction`` are the two implementations.
 """
 
 import math

@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Watched:
+class WatchedComm:
     """Wraps a group and counts its collectives for the watchdog, at the cost of some attributes."""
 
     def __init__(self, comm: Group, timeout_s: float) -> None:

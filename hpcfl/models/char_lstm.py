@@ -40,10 +40,10 @@ class CharLstm(ModelConfig):
             raise JobError(
                 f"model.name: char_lstm takes texts of shape (T,), not examples of {input_shape}"
             )
-        return Reader(outputs)
+        return CharLstmNetwork(outputs)
 
 
-class Reader(nn.Module):
+class CharLstmNetwork(nn.Module):
     """Embedding, LSTM and a dense layer after the last character of a text."""
 
     def __init__(self, alphabet: int) -> None:

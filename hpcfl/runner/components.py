@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hpcfl.algorithms.base import Algorithm, RandomInit
 from hpcfl.cohort.assignment import Assignment, Balance, in_groups
 from hpcfl.comm.base import Comm
-from hpcfl.comm.exact import Exact
-from hpcfl.comm.fast import Fast
+from hpcfl.comm.exact import ExactReduction
+from hpcfl.comm.fast import FastReduction
 from hpcfl.comm.reduction import Reduction
 from hpcfl.data.base import Dataset
 from hpcfl.data.partition import ExampleRows
@@ -245,7 +245,7 @@ class Components:
     def _reduction(
         self, comm: Comm, template: Any, plain: frozenset[str], uncounted: frozenset[str]
     ) -> Reduction:
-        kind = Exact if self.job.reduction == "exact" else Fast
+        kind = ExactReduction if self.job.reduction == "exact" else FastReduction
         return kind(comm, template, plain, self.x0.dtype, self.device, uncounted)
 
     def store(self, root: Path, rank: int, session_id: str, clients: Sequence[int]) -> ClientStore:

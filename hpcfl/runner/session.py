@@ -22,7 +22,7 @@ from hpcfl.checkpoint.format import fingerprint
 from hpcfl.checkpoint.writer import CheckpointContents, PendingCheckpoint, begin
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.failure import raise_collectively
-from hpcfl.comm.watched import Watched
+from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RoundModel, RunStart
 from hpcfl.errors import DiskError, HookError, JobError, RankError, StoreError
@@ -86,7 +86,7 @@ class RankSession:
         self,
         components: Components,
         folder: RunDir,
-        comm: Watched,
+        comm: WatchedComm,
         inputs: Digests,
         callbacks: Callbacks,
     ) -> None:

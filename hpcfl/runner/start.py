@@ -24,7 +24,7 @@ from torch import nn
 from hpcfl.checkpoint import buffers
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import from_rank_0, group, raise_collectively
-from hpcfl.comm.watched import Watched
+from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
 from hpcfl.engine.loop import run_rounds
@@ -193,7 +193,7 @@ def _run(
     """
     config = loaded.job.comm
     connected = connect(config.backend, device_type(loaded.job), config.timeout_s)
-    comm = Watched(connected, config.timeout_s)
+    comm = WatchedComm(connected, config.timeout_s)
     with (
         group(comm),
         # After MPI's start, which installs a handler of SIGUSR1.

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.comm.exact import Exact
-from hpcfl.comm.fast import Fast
+from hpcfl.comm.exact import ExactReduction
+from hpcfl.comm.fast import FastReduction
 from hpcfl.comm.solo import Solo
 
 
@@ -15,7 +15,7 @@ class Upload(NamedTuple):
     none: Tensor
 
 
-@pytest.mark.parametrize("kind", [Exact, Fast])
+@pytest.mark.parametrize("kind", [ExactReduction, FastReduction])
 def test_a_field_without_numbers_has_a_mean_without_numbers(kind):
     template = Upload(torch.empty(2, device="meta"), torch.empty(0, device="meta"))
     reduction = kind(Solo(), template, frozenset(), torch.float32, torch.device("cpu"))

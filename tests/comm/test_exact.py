@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfl.comm import exact, reduction
-from hpcfl.comm.exact import Exact
+from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.exact_sum import exact_sums
-from hpcfl.comm.fast import Fast
+from hpcfl.comm.fast import FastReduction
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import DivergedError
 
@@ -72,7 +72,7 @@ def spread(
     owners,
     size,
     *,
-    kind=Exact,
+    kind=ExactReduction,
     unweighted=frozenset(),
     uncounted=frozenset(),
     local_values=None,
@@ -191,13 +191,13 @@ def test_float_sums_would_not_pass_this_test():
     ]
     assert one[0] == one[1] == one[2]
     fast = [
-        bits(spread(uploads, weights, owners, 3, kind=Fast)[0][0])
+        bits(spread(uploads, weights, owners, 3, kind=FastReduction)[0][0])
         for owners in ([0, 0, 0], [0, 1, 2], [0, 1, 0])
     ]
     assert len({tuple(b) for b in fast}) > 1
 
 
-@pytest.mark.parametrize("kind", [Exact, Fast])
+@pytest.mark.parametrize("kind", [ExactReduction, FastReduction])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_upload_names_the_lowest_client_and_its_rank_everywhere(kind, bad):
     uploads = make([[1.0, 2.0, 3.0, 4.0]] * 5, torch.float32)
@@ -209,7 +209,7 @@ def test_a_non_finite_upload_names_the_lowest_client_and_its_rank_everywhere(kin
     assert [str(o).startswith(expected) for o in outcomes] == [True] * 3
 
 
-@pytest.mark.parametrize("kind", [Exact, Fast])
+@pytest.mark.parametrize("kind", [ExactReduction, FastReduction])
 def test_local_values_share_the_maximum(kind):
     uploads = make([[1.0, 2.0, 3.0, 4.0]] * 2, torch.float32)
     values = [np.array([0.0, 5.0]), np.array([1.0, 2.0])]
@@ -217,7 +217,7 @@ def test_local_values_share_the_maximum(kind):
     assert [agreed.tolist() for *_, agreed in outcomes] == [[1.0, 5.0]] * 2
 
 
-@pytest.mark.parametrize("kind", [Exact, Fast])
+@pytest.mark.parametrize("kind", [ExactReduction, FastReduction])
 def test_what_is_handed_over_is_counted_on_every_rank(kind):
     """Three clients send 3 floats each; the scalar is ours.  Rank 0 has no client."""
     uploads = make([[1.0, 2.0, 3.0, 4.0]] * 3, torch.float32)
@@ -226,7 +226,7 @@ def test_what_is_handed_over_is_counted_on_every_rank(kind):
     assert [sent for _, sent, _ in spread(uploads, [1.0] * 3, [1, 2, 1], 3)] == [3 * 4 * 4] * 3
 
 
-@pytest.mark.parametrize("kind", [Exact, Fast])
+@pytest.mark.parametrize("kind", [ExactReduction, FastReduction])
 def test_means_of_earlier_rounds_are_not_overwritten(kind):
     template = Upload(torch.empty(3, device="meta"), torch.empty((), device="meta"))
     mean = kind(Solo(), template, frozenset(), torch.float32, CPU).mean
@@ -246,7 +246,7 @@ def test_large_vectors_in_blocks_equal_small_ones(monkeypatch):
     monkeypatch.setattr(exact, "_BLOCK", {"cpu": 333})
     blocks = spread(uploads, weights, [0, 1, 1, 1, 2], 4)[0][0]
     assert bits(whole) == bits(blocks)
-    fast = spread(uploads, weights, [0, 1, 1, 1, 2], 4, kind=Fast)[0][0]
+    fast = spread(uploads, weights, [0, 1, 1, 1, 2], 4, kind=FastReduction)[0][0]
     assert torch.allclose(fast.delta, whole.delta, rtol=0, atol=1e-6)
 
 

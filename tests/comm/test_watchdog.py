@@ -13,7 +13,7 @@ from hpcfl.comm import watchdog
 from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, read
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.watchdog import Wait, Watchdog
-from hpcfl.comm.watched import Watched
+from hpcfl.comm.watched import WatchedComm
 from hpcfl.errors import RankError
 
 NOW = 1000.0
@@ -189,7 +189,7 @@ class Lost(Solo):
 @pytest.fixture
 def lost():
     """Under a watchdog."""
-    comm = Watched(Lost(), 600.0)
+    comm = WatchedComm(Lost(), 600.0)
     yield comm
     comm.close()
 
@@ -216,7 +216,7 @@ def test_without_a_directory_every_rank_speaks(lost):
 
 
 def test_a_watched_group_is_the_group(tmp_path):
-    comm = Watched(Solo(), 600.0)
+    comm = WatchedComm(Solo(), 600.0)
     assert (comm.rank, comm.size, comm.local_rank, comm.backend) == (0, 1, 0, "solo")
     before = comm.progress.calls
     assert comm.allreduce_max(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcfl.comm.base import Comm, P2PMessage
 from hpcfl.comm.connect import connect
-from hpcfl.comm.exact import Exact
+from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.errors import DivergedError
 
@@ -73,7 +73,9 @@ def main(backend: str, folder: Path) -> None:
     torch.set_num_threads(1)
     comm = connect(backend, "cpu", 60.0)
     template = Upload(*(field.to("meta") for field in upload(0)))
-    mean = Exact(comm, template, frozenset({"drift"}), torch.float32, torch.device("cpu")).mean
+    mean = ExactReduction(
+        comm, template, frozenset({"drift"}), torch.float32, torch.device("cpu")
+    ).mean
     said = {"rank": comm.rank, "size": comm.size, "local_rank": comm.local_rank}
     said["kind"] = type(comm).__name__
     digests, agreed = [], []

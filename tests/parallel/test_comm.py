@@ -200,9 +200,9 @@ import sys, time
 from pathlib import Path
 from hpcfl.comm import torch_distributed
 from hpcfl.comm.connect import connect
-from hpcfl.comm.watched import Watched
+from hpcfl.comm.watched import WatchedComm
 torch_distributed.TIMEOUT_FACTOR = 0.4
-comm = Watched(connect("gloo", "cpu", 15.0), 15.0)
+comm = WatchedComm(connect("gloo", "cpu", 15.0), 15.0)
 comm.start_heartbeats(Path(sys.argv[1]), "session")
 """
 SLOW = """

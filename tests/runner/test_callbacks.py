@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hpcfl as api
-from hpcfl.comm.watched import Watched
+from hpcfl.comm.watched import WatchedComm
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.engine.global_generators import generators
 from hpcfl.errors import HookError, JobError
@@ -219,7 +219,7 @@ def test_threads_write_to_absolute_paths(job, tmp_path, monkeypatch):
 
     noted(session, "begin", 0)
     noted(Components, "store", 1)
-    noted(Watched, "start_heartbeats", 1)
+    noted(WatchedComm, "start_heartbeats", 1)
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     assert api.run(job, out="run").directory == run

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.comm.solo import Solo
-from hpcfl.comm.watched import Watched
+from hpcfl.comm.watched import WatchedComm
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.runner import rank_layout
@@ -126,10 +126,12 @@ def test_this_process_sits_here(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(cores + "\n")
     monkeypatch.setattr(rank_layout, "_NUMA", tmp_path)
-    ranks = discover_ranks(load(JOB, ["threads=2", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))
+    ranks = discover_ranks(
+        load(JOB, ["threads=2", "device=cpu"]), tmp_path, WatchedComm(Solo(), 10.0)
+    )
     (own,) = ranks.infos
     assert (own.cores, own.numa, own.threads, own.device) == ([2, 5], [1], 2, "cpu")
     assert (ranks.device.type, ranks.notes) == ("cpu", [])
     assert own.record.keys() == {"host", "local_rank", "device", "threads", "numa", "cores"}
     with pytest.raises(JobError, match="may use 2 cores, but is to run 3 threads"):
-        discover_ranks(load(JOB, ["threads=3", "device=cpu"]), tmp_path, Watched(Solo(), 10.0))
+        discover_ranks(load(JOB, ["threads=3", "device=cpu"]), tmp_path, WatchedComm(Solo(), 10.0))
