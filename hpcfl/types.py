@@ -24,6 +24,7 @@ def absolute(path: str) -> str:
 
 Vector = Annotated[Tensor, "P"]  # all parameters of a model, flat
 Scalar = Annotated[Tensor, ""]  # 0-d
+IntArray = NDArray[np.int64]
 
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
@@ -61,7 +62,7 @@ class Stored(Protocol):
     workers: int
     """Threads that read inputs before the training needs them."""
 
-    def read(self, rows: NDArray[np.int64]) -> Tensor:
+    def read(self, rows: IntArray) -> Tensor:
         """The inputs [B, ...] of these rows, on the CPU; called by several threads at once.
 
         Raises:

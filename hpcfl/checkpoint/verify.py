@@ -5,15 +5,16 @@ from typing import Any
 
 from hpcfl.io.progress import track
 from hpcfl.store.reader import Reader
-from hpcfl.store.row_table import Ints, Table
+from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
+from hpcfl.types import IntArray
 
 
 def verify_states(
     table: Table,
     schema: StateSchema,
-    clients: Sequence[int] | Ints,
+    clients: Sequence[int] | IntArray,
     *,
     rows: bool,
     show_progress: bool,

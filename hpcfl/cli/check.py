@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
@@ -35,7 +34,7 @@ from hpcfl.runner.device import bfloat16_warning, device_type
 from hpcfl.runner.initial_model import fetch_model
 from hpcfl.runner.load_data import fetch_data, load_data
 from hpcfl.runner.preflight import try_algorithm, try_classes
-from hpcfl.types import Section
+from hpcfl.types import IntArray, Section
 
 FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
 
@@ -164,7 +163,7 @@ def _other_form(partition: Partition, classes: int | None) -> str:
     return f"; with {classes} equally frequent classes the same as form {form}, alpha {alpha:g}"
 
 
-def count_classes(dataset: Dataset, rows: Iterable[ExampleRows]) -> NDArray[np.int64]:
+def count_classes(dataset: Dataset, rows: Iterable[ExampleRows]) -> IntArray:
     """[N, classes] examples of each client and class; [N] where examples have no one class."""
     if dataset.classes is None or dataset.loss == "tokens":
         return np.array([len(own) for own in rows])
@@ -288,6 +287,6 @@ def _between(low: Any, high: Any) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def _spread(numbers: NDArray[np.int64]) -> tuple[str, str, str]:
+def _spread(numbers: IntArray) -> tuple[str, str, str]:
     """The least, the median and the most."""
     return f"{numbers.min()}", f"{np.median(numbers):g}", f"{numbers.max()}"

@@ -21,16 +21,14 @@ from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfl.errors import JobError
+from hpcfl.types import IntArray
 
 _SLACK = 20  # a transfer costs more than the twentieth of a rank's work that it could save
 
-Ints = NDArray[np.int64]
 
-
-def assign_owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
+def assign_owners(examples: Sequence[int], ranks: int) -> IntArray:
     """The owner of every client: the largest first, each to the rank with the fewest examples.
 
     Raises:
@@ -44,7 +42,7 @@ def assign_owners(examples: Sequence[int], ranks: int) -> NDArray[np.int64]:
     return np.array(_lpt(examples, ranks)[0], dtype=np.int64)
 
 
-def in_groups(clients: int, size: int) -> list[Ints]:
+def in_groups(clients: int, size: int) -> list[IntArray]:
     """All clients in groups of ``size``, in the order of their numbers; the last may be smaller."""
     return [np.arange(k, min(k + size, clients)) for k in range(0, clients, size)]
 
@@ -83,10 +81,10 @@ class Balance:
 
     def __init__(
         self,
-        draw: Callable[[int], Ints],
+        draw: Callable[[int], IntArray],
         rounds: int,
-        owner: Ints,
-        work: Ints | None,
+        owner: IntArray,
+        work: IntArray | None,
         rank: int,
         ranks: int,
     ) -> None:
@@ -113,7 +111,7 @@ class Balance:
         )
 
 
-def assign_trainers(owner: Ints, work: Ints, ranks: int) -> Ints:
+def assign_trainers(owner: IntArray, work: IntArray, ranks: int) -> IntArray:
     """The rank that trains each member of a cohort.
 
     Args:

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Discriminator
 
 from hpcfl.errors import JobError
 from hpcfl.io.files import parse_json, read_error
 from hpcfl.seeds import stream
-from hpcfl.types import Count, Fraction, PathText, Section
-
-Clients = NDArray[np.int64]
+from hpcfl.types import Count, Fraction, IntArray, PathText, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,7 @@ class Uniform(_Sized):
 
     kind: Literal["uniform"] = "uniform"
 
-    def draw(self, round: int, population: int, seed: int) -> Clients:
+    def draw(self, round: int, population: int, seed: int) -> IntArray:
         """The round's clients, ascending."""
         chosen = stream(seed, "cohort", round).choice(population, self.size, replace=False)
         return np.sort(chosen.astype(np.int64))
@@ -65,7 +62,7 @@ class Bernoulli(Section):
     def check(self, population: int, rounds: int) -> None:
         """Any population is valid; a run refuses cohorts that all turn out empty."""
 
-    def draw(self, round: int, population: int, seed: int) -> Clients:
+    def draw(self, round: int, population: int, seed: int) -> IntArray:
         """The round's clients, ascending."""
         present = stream(seed, "cohort", round).random(population) < self.p
         return np.flatnonzero(present).astype(np.int64)
@@ -77,9 +74,9 @@ class Cyclic(_Sized):
 
     kind: Literal["cyclic"] = "cyclic"
 
-    def draw(self, round: int, population: int, seed: int) -> Clients:
+    def draw(self, round: int, population: int, seed: int) -> IntArray:
         """The round's clients, ascending."""
-        members: Clients = (round * self.size + np.arange(self.size)) % population
+        members: IntArray = (round * self.size + np.arange(self.size)) % population
         return np.sort(members)
 
 
@@ -141,7 +138,7 @@ class Replay(Section):
         if not any(self.cohorts):
             raise JobError("cohort.rounds: every cohort is empty")
 
-    def draw(self, round: int, population: int, seed: int) -> Clients:
+    def draw(self, round: int, population: int, seed: int) -> IntArray:
         """The round's clients, ascending."""
         return np.sort(np.asarray(self.cohorts[round], dtype=np.int64))
 

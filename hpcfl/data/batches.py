@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from itertools import repeat
 
 import numpy as np
-from numpy.typing import NDArray
+
+from hpcfl.types import IntArray
 
 
 def steps_of_passes(examples: int, *, batch_size: int | None, epochs: int, drop_last: bool) -> int:
@@ -28,7 +29,7 @@ def order(
     steps: int,
     drop_last: bool,
     generator: Callable[[], np.random.Generator],
-) -> Iterator[NDArray[np.int64]]:
+) -> Iterator[IntArray]:
     """The positions, from 0 to n - 1, of the batch of each of so many local steps.
 
     Every pass is shuffled anew.  A batch of all examples is not shuffled; ``generator`` is called
@@ -61,7 +62,7 @@ def _per_pass(examples: int, batch_size: int | None, drop_last: bool) -> int:
 
 def _shuffled(
     examples: int, size: int, count: int, per_pass: int, generator: np.random.Generator
-) -> Iterator[NDArray[np.int64]]:
+) -> Iterator[IntArray]:
     """``count`` batches out of shuffled passes of ``per_pass`` batches."""
     ends = range(size, size * per_pass + 1, size)
     while count > 0:

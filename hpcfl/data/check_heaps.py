@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
+from hpcfl.types import IntArray
 
 _SIGNATURE = b"GCOL\x01"
 _HEADER, _LEAST = 16, 4096  # bytes of a heap's, or an object's, header; of the smallest heap
@@ -47,7 +48,7 @@ def _check(path: Path, size: int, changed: int) -> None:
         _walk(path, content, np.array(starts, np.int64))
 
 
-def _walk(path: Path, content: NDArray[np.uint8], heaps: NDArray[np.int64]) -> None:
+def _walk(path: Path, content: NDArray[np.uint8], heaps: IntArray) -> None:
     """Check the heaps at these offsets, all at once."""
     heaps = heaps[heaps + _HEADER <= len(content)]
     ends = heaps + _sizes(content, heaps)
@@ -71,7 +72,7 @@ def _walk(path: Path, content: NDArray[np.uint8], heaps: NDArray[np.int64]) -> N
     raise DataError(f"{path}: the texts at byte {heaps[0]} are damaged")
 
 
-def _sizes(content: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sizes(content: NDArray[np.uint8], places: IntArray) -> IntArray:
     """The sizes in the last 8 bytes of each header; -1 for sizes larger than any file."""
     raw = content[places[:, None] + np.arange(8, 16)].view("<i8")[:, 0]
     return np.where((raw < 0) | (raw > 1 << 62), -1, raw)

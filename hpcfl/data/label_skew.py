@@ -15,6 +15,7 @@ from hpcfl.data.sizes import (
     too_few,
 )
 from hpcfl.errors import JobError
+from hpcfl.types import IntArray
 
 LabelSkew = Dirichlet | DirichletPerClass | Classes | Similarity
 
@@ -155,11 +156,11 @@ def _dirichlet_per_class(
 
 
 def _class_sizes(
-    counts: NDArray[np.int64],
+    counts: IntArray,
     partition: DirichletPerClass,
     population: int,
     generator: np.random.Generator,
-) -> NDArray[np.int64] | None:
+) -> IntArray | None:
     """A draw of how many examples of each class every client has, [classes, N].
 
     None: all the mass of a class fell on clients that take no more, or vanished with a tiny alpha.

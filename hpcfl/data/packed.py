@@ -28,7 +28,7 @@ from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, opened, strings
 from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import DataError
-from hpcfl.types import Examples
+from hpcfl.types import Examples, IntArray
 
 FORMAT = 3  # 2 kept texts where HDF5 has no checksum
 
@@ -43,7 +43,7 @@ class Packed:
         path: Path,
         split: str,
         content: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
+        offsets: IntArray,
         side: int,
         workers: int,
     ) -> None:
@@ -52,7 +52,7 @@ class Packed:
         self.shape: tuple[int, ...] = (len(offsets) - 1, side, side, 3)
         self.workers = workers
 
-    def read(self, rows: NDArray[np.int64]) -> Tensor:
+    def read(self, rows: IntArray) -> Tensor:
         """Decode these rows [B]; Pillow releases the GIL, so that threads decode in parallel.
 
         Raises:
@@ -138,7 +138,7 @@ def mapped(
     return np.memmap(path, dtype, "c", at, found.shape)
 
 
-def checked_labels(path: Path, name: str, labels: NDArray[np.int64], classes: int) -> Tensor:
+def checked_labels(path: Path, name: str, labels: IntArray, classes: int) -> Tensor:
     """The labels [n] as a tensor.
 
     Raises:
@@ -165,7 +165,7 @@ def _split(path: Path, file: Any, split: str, side: int, workers: int, classes: 
     return PackedSplit(examples, int(attribute(file[split], "missing")))
 
 
-def _check_ascending(path: Path, name: str, offsets: NDArray[np.int64], end: int) -> None:
+def _check_ascending(path: Path, name: str, offsets: IntArray, end: int) -> None:
     """Check that offsets ascend strictly from 0 to ``end``."""
     if (
         len(offsets) < 2

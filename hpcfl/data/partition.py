@@ -6,12 +6,11 @@ from typing import Annotated, Literal, overload
 
 import numpy as np
 from annotated_types import Interval
-from numpy.typing import NDArray
 from pydantic import Discriminator
 
-from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
+from hpcfl.types import Count, IntArray, NonNegative, PathText, Positive, Section, Seed
 
-ExampleRows = NDArray[np.int64]  # indices into a data set's training examples
+ExampleRows = IntArray  # indices into a data set's training examples
 Percent = Annotated[float, Interval(ge=0, le=100)]
 
 
@@ -60,7 +59,7 @@ class Spans(Sequence[ExampleRows]):
         return self._starts.nbytes + self._sizes.nbytes
 
 
-def sizes_of(clients: Sequence[ExampleRows]) -> NDArray[np.int64]:
+def sizes_of(clients: Sequence[ExampleRows]) -> IntArray:
     """[N], the number of rows of each client."""
     if isinstance(clients, Spans):
         return clients.sizes

@@ -5,16 +5,17 @@ from numpy.typing import NDArray
 
 from hpcfl.data.partition import ExampleRows, Quantity
 from hpcfl.errors import JobError
+from hpcfl.types import IntArray
 
 MOST_DRAWS = 1000  # of a whole partition, until every client has enough examples
 
 
-def even_sizes(total: int, parts: int) -> NDArray[np.int64]:
+def even_sizes(total: int, parts: int) -> IntArray:
     """Sizes of ``parts`` shares of ``total`` that differ by at most one, larger ones first."""
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
 
 
-def proportional_sizes(total: int, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+def proportional_sizes(total: int, shares: NDArray[np.float64]) -> IntArray:
     """Sizes that sum to ``total``, each less than one from its share of it.
 
     Args:
@@ -24,7 +25,7 @@ def proportional_sizes(total: int, shares: NDArray[np.float64]) -> NDArray[np.in
     Every share is rounded down; the largest remainders get the rest, one each.
     """
     exact = total * (shares / shares.sum())
-    sizes: NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    sizes: IntArray = np.floor(exact).astype(np.int64)
     largest_first = np.argsort(sizes - exact, kind="stable")
     sizes[largest_first[: total - sizes.sum()]] += 1
     return sizes
@@ -32,13 +33,13 @@ def proportional_sizes(total: int, shares: NDArray[np.float64]) -> NDArray[np.in
 
 def lognormal_sizes(
     total: int, parts: int, spread: float, generator: np.random.Generator
-) -> NDArray[np.int64]:
+) -> IntArray:
     """Sizes of ``parts`` shares of ``total``, one at least, lognormal with this sigma."""
     shares = np.exp(spread * generator.standard_normal(parts))
     return 1 + proportional_sizes(total - parts, shares)
 
 
-def cut(rows: ExampleRows, sizes: NDArray[np.int64]) -> tuple[ExampleRows, ...]:
+def cut(rows: ExampleRows, sizes: IntArray) -> tuple[ExampleRows, ...]:
     """Consecutive pieces of these sizes, each in ascending order; remaining rows are unused."""
     ends = np.cumsum(sizes)
     return tuple(np.sort(piece) for piece in np.split(rows[: ends[-1]], ends[:-1]))
@@ -69,7 +70,7 @@ def too_few(name: str, value: float, least: int, population: int, best: int) -> 
 
 def quantity_sizes(
     partition: Quantity, total: int, population: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
+) -> IntArray:
     """The sizes [N] of clients that share ``total`` examples as ``partition`` says.
 
     Raises:
@@ -89,7 +90,7 @@ def quantity_sizes(
 
 def _dirichlet_sizes(
     alpha: float, least: int, total: int, population: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
+) -> IntArray:
     """The first sizes of at least ``least`` whose shares are a draw from Dir(alpha, ..., alpha)."""
     best = 0
     for _ in range(MOST_DRAWS):

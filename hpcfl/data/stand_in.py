@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import Dataset, Transform
@@ -18,7 +17,7 @@ from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sizes import lognormal_sizes
 from hpcfl.errors import JobError
 from hpcfl.seeds import stream
-from hpcfl.types import Examples, LossName, Stored
+from hpcfl.types import Examples, IntArray, LossName, Stored
 
 
 @dataclass
@@ -29,7 +28,7 @@ class BlankFile:
     workers: int
     dtype: torch.dtype = torch.uint8
 
-    def read(self, rows: NDArray[np.int64]) -> Tensor:
+    def read(self, rows: IntArray) -> Tensor:
         """Zeros [B, ...]."""
         return torch.zeros(len(rows), *self.shape[1:], dtype=self.dtype)
 

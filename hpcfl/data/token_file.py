@@ -32,6 +32,7 @@ from hpcfl.data.vocabulary import Vocabulary, last_tokens
 from hpcfl.errors import DataError, file_error
 from hpcfl.io.atomic import PART, remove_part, sync_folder
 from hpcfl.io.new_hdf5 import new_hdf5
+from hpcfl.types import IntArray
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
 SPLITS = ("train", "test")
@@ -58,7 +59,7 @@ class SentenceSplit:
 
     tokens: Tensor  # int16 [n, length + 1]
     last: Tensor  # int16 [n]
-    offsets: NDArray[np.int64]  # [users + 1]
+    offsets: IntArray  # [users + 1]
 
     @property
     def users(self) -> int:
@@ -267,7 +268,7 @@ def _names(names: Iterable[str]) -> NDArray[np.bytes_]:
     return np.array([name.encode() for name in names])
 
 
-def _offsets(source: Source) -> NDArray[np.int64]:
+def _offsets(source: Source) -> IntArray:
     return np.cumsum([0, *source.users.values()], dtype=np.int64)
 
 

@@ -23,7 +23,7 @@ from hpcfl.local.client_states import ClientStates
 from hpcfl.local.executor import Executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.signals import Signals
-from hpcfl.types import Record, Vector
+from hpcfl.types import IntArray, Record, Vector
 
 
 class RunHooks(Protocol):
@@ -77,7 +77,7 @@ class Schedule:
     """The plan of all rounds; the same on every rank, except for ``assignment``."""
 
     rounds: int
-    draw: Callable[[int], NDArray[np.int64]]
+    draw: Callable[[int], IntArray]
     """From a round, counted from zero, to the ids of its cohort, ascending."""
     assignment: Callable[[int], Assignment]
     """From a round to the clients of this rank; to none after the last round."""

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import Transform
 from hpcfl.data.partition import ExampleRows
 from hpcfl.local.examples import InMemory, to_device
 from hpcfl.local.step import BatchIndices, ClientTask
+from hpcfl.types import IntArray
 
 # Indices that are made at once: 32 MiB, and as much of draws.  Enough to spread the cost of numpy
 # and of the copy to the device over many steps, however long a client's round is.
@@ -141,7 +141,7 @@ class BlockBatches:
             yield batch.contiguous() if self._device.type == "cpu" else batch
 
 
-def _slots(sizes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+def _slots(sizes: IntArray, width: int) -> IntArray:
     """[S, K * B]: which of a step's examples, client after client, fills each slot.
 
     Args:

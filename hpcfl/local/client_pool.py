@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.algorithms.base import Client
@@ -21,7 +20,7 @@ from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
 from hpcfl.local.step import BatchIndices, ClientTask, Local
 from hpcfl.models.losses import terms
 from hpcfl.seeds import key, stream
-from hpcfl.types import Batch
+from hpcfl.types import Batch, IntArray
 
 Item = TypeVar("Item")
 
@@ -178,12 +177,12 @@ class ClientPool:
         )
 
     @cached_property
-    def steps_per_round(self) -> NDArray[np.int64]:
+    def steps_per_round(self) -> IntArray:
         """[N], the local steps of a round of every client."""
         return self._by_size(self._steps)
 
     @cached_property
-    def examples_per_round(self) -> NDArray[np.int64]:
+    def examples_per_round(self) -> IntArray:
         """[N], the examples in all batches of a round of every client, repeats counted."""
         return self._by_size(
             lambda count: examples_in_batches(
@@ -194,14 +193,14 @@ class ClientPool:
             )
         )
 
-    def work_of(self, clients: NDArray[np.int64]) -> dict[str, int]:
+    def work_of(self, clients: IntArray) -> dict[str, int]:
         """The examples and the steps of a round of all of these clients, as the log has them."""
         return {
             "examples": int(self.examples_per_round[clients].sum()),
             "steps": int(self.steps_per_round[clients].sum()),
         }
 
-    def _by_size(self, number: Callable[[int], int]) -> NDArray[np.int64]:
+    def _by_size(self, number: Callable[[int], int]) -> IntArray:
         """[N], for every client the number that follows from how many examples it has."""
         sizes, which = np.unique(self.examples, return_inverse=True)
         return np.array([number(count) for count in sizes.tolist()], dtype=np.int64)[which]

@@ -8,13 +8,12 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import Transform
 from hpcfl.local.examples import ExampleSource, to_device
 from hpcfl.local.step import BatchIndices
-from hpcfl.types import Batch, Stored
+from hpcfl.types import Batch, IntArray, Stored
 
 Item = TypeVar("Item")
 
@@ -65,7 +64,7 @@ class BatchPrefetcher:
     def _split(
         self,
         stored: Batch,
-        draws: NDArray[np.int64] | None,
+        draws: IntArray | None,
         sizes: Sequence[int],
         transform: Transform,
     ) -> deque[Batch]:

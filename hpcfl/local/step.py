@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Client
@@ -23,7 +21,18 @@ from hpcfl.local.layers import aligned
 from hpcfl.local.sgd import Sgd
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.flat_vector import ParameterLayout, trained
-from hpcfl.types import Batch, Count, Decay, Fraction, Loss, NonNegative, Positive, Section, Vector
+from hpcfl.types import (
+    Batch,
+    Count,
+    Decay,
+    Fraction,
+    IntArray,
+    Loss,
+    NonNegative,
+    Positive,
+    Section,
+    Vector,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,7 @@ class BatchIndices(NamedTuple):
     """The examples of one local step, among those of its client."""
 
     positions: ExampleRows  # [B], from 0 to n_i - 1
-    draws: NDArray[np.int64] | None  # [B], see ``Transform``; None where nothing is augmented
+    draws: IntArray | None  # [B], see ``Transform``; None where nothing is augmented
 
 
 class ClientTask(NamedTuple):

@@ -13,9 +13,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Literal, NamedTuple
 
-import numpy as np
 from annotated_types import Interval
-from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.cohort.sampling import Uniform
@@ -28,7 +26,7 @@ from hpcfl.plan.speeds import GPU
 from hpcfl.plan.time import Prediction, Work, predict
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.seeds import stream
-from hpcfl.types import Count, Natural, NonNegative, Section
+from hpcfl.types import Count, IntArray, Natural, NonNegative, Section
 
 Balance = Literal["owner", "steal"]
 
@@ -82,7 +80,7 @@ class SyntheticJob(Section):
             return self.costs
         return GPU.costs(forward=self.forward, batch=self.batch, parameters=self.parameters)
 
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> IntArray:
         """[N], every client's examples, at least one."""
         generator = stream(0, "sizes", self.clients)
         return lognormal_sizes(self.examples, self.clients, self.spread, generator)

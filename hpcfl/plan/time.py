@@ -34,13 +34,13 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.errors import JobError
 from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.full_gradients import full_gradient_means, full_gradient_rounds, full_gradients
 from hpcfl.runner.components import Components
+from hpcfl.types import IntArray
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn
 MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same
@@ -50,14 +50,14 @@ MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same
 class Work:
     """The work of a job, as far as its time depends on it."""
 
-    steps: NDArray[np.int64]
+    steps: IntArray
     """[N], gradients of a client's visit; a full one counts as the steps of a pass over all its
     examples."""
-    draw: Callable[[int], NDArray[np.int64]]
+    draw: Callable[[int], IntArray]
     """Round -> its cohort."""
-    examples: NDArray[np.int64]
+    examples: IntArray
     """[N], of every client: owners are assigned by them."""
-    taken: NDArray[np.int64]
+    taken: IntArray
     """[N], positive, those that a visit goes through: trainers are assigned by them."""
     balance: Literal["owner", "steal"]
     parameters: int
@@ -201,7 +201,7 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
 
 
 def _busiest(
-    asked: Work, members: NDArray[np.int64], owner: NDArray[np.int64], ranks: int, costs: CostModel
+    asked: Work, members: IntArray, owner: IntArray, ranks: int, costs: CostModel
 ) -> tuple[float, float, float, float]:
     """Of one cohort: the first two of the busiest rank and ``ship``, then ``busiest``."""
     own = trainer = owner[members]
@@ -218,9 +218,7 @@ def _busiest(
     return trained[last], converted[last], ship, steps[last] / (steps.mean() or 1.0)
 
 
-def _shipped(
-    asked: Work, own: NDArray[np.int64], trainer: NDArray[np.int64], ranks: int, costs: CostModel
-) -> float:
+def _shipped(asked: Work, own: IntArray, trainer: IntArray, ranks: int, costs: CostModel) -> float:
     """Seconds of a round's states on their way there and back."""
     moved = own != trainer
     if not (moved.any() and asked.sent and costs.bandwidth):

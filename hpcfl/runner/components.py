@@ -53,7 +53,7 @@ from hpcfl.seeds import key
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.store.schema import StateSchema
-from hpcfl.types import Examples, Vector
+from hpcfl.types import Examples, IntArray, Vector
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Components:
         return sizes if self.job.weights == "examples" else np.ones_like(sizes)
 
     @property
-    def examples_per_round(self) -> NDArray[np.int64]:
+    def examples_per_round(self) -> IntArray:
         """[N], the examples of a round of every client, once for each full gradient too."""
         sizes = np.array(self.clients.examples, dtype=np.int64)
         return self.clients.examples_per_round + self.schema.points * sizes
@@ -227,7 +227,7 @@ class Components:
         return max(1, round(self.job.cohort.participation(clients) * clients))
 
     @property
-    def warm_start_groups(self) -> list[NDArray[np.int64]]:
+    def warm_start_groups(self) -> list[IntArray]:
         """All clients in groups of a cohort's size, where the algorithm has a warm start."""
         return in_groups(len(self.rows), self.cohort) if self.algorithm.warm_start else []
 
@@ -365,7 +365,7 @@ def _require_memory_for_server(loaded: Loaded, schema: RoundSchema, device: torc
 def build_run(
     components: Components,
     comm: Comm,
-    owner: NDArray[np.int64],
+    owner: IntArray,
     store: ClientStore,
     gradient: Gradient,
     hooks: RunHooks,

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.runner.components import Components
 from hpcfl.store.disk_usage import DiskUsage
-
-Counts = NDArray[np.int64]
+from hpcfl.types import IntArray
 
 
 class ScheduleUsage(NamedTuple):
@@ -19,14 +18,14 @@ class ScheduleUsage(NamedTuple):
     They follow from the seed alone, as cohorts do not depend on training.
     """
 
-    owner: Counts
+    owner: IntArray
     """[N], the rank of every client."""
     visits: int
     """The sum of the sizes of all cohorts."""
-    last_visit: Counts
+    last_visit: IntArray
     """[N], when the client last took part: the group of the warm start, or the round after all
     groups, counted from 1; 0: never."""
-    most_owned: Counts
+    most_owned: IntArray
     """[ranks], the most clients of one cohort, or group, that the rank owns."""
     states: tuple[DiskUsage, ...]
     """The store of the clients' own parts of their states, and that of the shared parts.
@@ -35,17 +34,17 @@ class ScheduleUsage(NamedTuple):
     """
 
     @property
-    def seen(self) -> Counts:
+    def seen(self) -> IntArray:
         """[ranks], clients that take part at least once."""
         return np.bincount(self.owner[self.last_visit > 0], minlength=len(self.most_owned))
 
     @property
-    def store_bytes(self) -> Counts:
+    def store_bytes(self) -> IntArray:
         """[ranks], bytes of the stores on the disk."""
         return sum((part.bytes for part in self.states), np.zeros_like(self.most_owned))
 
     @property
-    def state_bytes(self) -> Counts:
+    def state_bytes(self) -> IntArray:
         """[ranks], bytes of the states that the clients have at the end."""
         return sum(
             (part.states * part.row_bytes for part in self.states), np.zeros_like(self.most_owned)
@@ -87,7 +86,7 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
     return ScheduleUsage(owner, visits, last_visit, most, states)
 
 
-def most_trained(components: Components, usage: ScheduleUsage) -> Counts:
+def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
     """[ranks], the most clients of one cohort, or group of the warm start, that the rank trains."""
     job, ranks, work = components.job, len(usage.most_owned), components.examples_per_round
     if job.balance == "owner":

@@ -14,7 +14,6 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.checkpoint.best import Best
@@ -44,7 +43,7 @@ from hpcfl.runner.environment import versions
 from hpcfl.runner.schedule_usage import ScheduleUsage, rows_until_checkpoint, simulate_schedule
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
-from hpcfl.types import Record, Vector
+from hpcfl.types import IntArray, Record, Vector
 
 
 class _Outputs(NamedTuple):
@@ -95,9 +94,7 @@ class RankSession:
         self.session_id = comm.bcast(token_hex(4))
         """Random, the same on every rank; it names segments and the entry in the history."""
         with raise_collectively(comm):
-            self.owner: NDArray[np.int64] = assign_owners(
-                [len(own) for own in components.rows], comm.size
-            )
+            self.owner: IntArray = assign_owners([len(own) for own in components.rows], comm.size)
         self.best = Best(folder.best)
         self.run_files: Mapping[str, int] = {}
         """The crc32 of the files of the folder that no round changes; on rank 0."""

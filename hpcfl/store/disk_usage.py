@@ -9,9 +9,9 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfl.store.row_allocator import most_rows
+from hpcfl.types import IntArray
 
 SEGMENT_HEADER = 2048  # bytes of a segment file before its rows; measured, 1 to 4 fields
 TABLE_HEADER = 1300  # bytes of a row table without rows; measured
@@ -20,14 +20,12 @@ TABLE_ENTRY = 32  # bytes of a row in a row table: four int64
 # waits for the commit once there are no free rows for so many (``ClientStore.low_on_rows``).
 ROUNDS_BEFORE_COMMIT = 2
 
-Counts = NDArray[np.int64]
-
 
 class _Checkpoint(NamedTuple):
     """The states that a checkpoint names, counted for every rank."""
 
-    states: Counts
-    new: Counts
+    states: IntArray
+    new: IntArray
     """Those of them that the checkpoint before does not name."""
 
 
@@ -44,7 +42,7 @@ class DiskUsage:
     """
 
     def __init__(
-        self, owner: Counts, ranks: int, row_bytes: int, keep: int, *, shared: bool, memory: bool
+        self, owner: IntArray, ranks: int, row_bytes: int, keep: int, *, shared: bool, memory: bool
     ) -> None:
         self._owner, self._ranks = owner, ranks
         self._keep, self._shared, self._memory = keep, shared, memory
@@ -59,7 +57,7 @@ class DiskUsage:
         """[ranks], the most rows that were needed on the disk so far."""
         self._files = np.zeros(ranks, np.int64)
 
-    def commit(self, last: Counts) -> None:
+    def commit(self, last: IntArray) -> None:
         """Add a checkpoint.
 
         Args:
@@ -82,7 +80,7 @@ class DiskUsage:
             self._kept.popleft()
             self._later = self._later - self._kept[0].new
 
-    def add_spare_rows(self, members: Counts) -> None:
+    def add_spare_rows(self, members: IntArray) -> None:
         """Add rows for the rounds that continue while a checkpoint is written.
 
         Args:
@@ -94,11 +92,11 @@ class DiskUsage:
             self._files = -(-self.rows // most_rows(self.row_bytes))
 
     @property
-    def bytes(self) -> Counts:
+    def bytes(self) -> IntArray:
         """[ranks], the size of the segment files."""
         return self.rows * self.row_bytes + self._files * SEGMENT_HEADER
 
-    def _distinct(self, last: Counts, after: int) -> Counts:
+    def _distinct(self, last: IntArray, after: int) -> IntArray:
         """[ranks], how many different states the clients have of later rounds than ``after``."""
         later = last > after
         if not self._shared:

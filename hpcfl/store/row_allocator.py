@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.io.atomic import remove_part
@@ -14,11 +13,10 @@ from hpcfl.store import segment
 from hpcfl.store.background_io import SegmentRow
 from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
+from hpcfl.types import IntArray
 
 FIRST_ROWS, FIRST_BYTES = 64, 8 * 2**20  # the first segment has so many rows, or bytes if more
 FILE_BYTES = 16 * 2**30  # of a segment at most, unless one row is larger
-
-Addresses = NDArray[np.int64]
 
 
 def growth(have: int, clients: int, pinned: int, state_bytes: int) -> int:
@@ -128,11 +126,11 @@ class RowAllocator:
         index = bisect_right(self._starts, address) - 1
         return SegmentRow(self._segments[index], address - self._starts[index])
 
-    def pin(self, addresses: Addresses) -> None:
+    def pin(self, addresses: IntArray) -> None:
         """Keep these rows unchanged until the next ``retain``."""
         self._pinned[addresses] = True
 
-    def retain(self, pinned: Addresses) -> None:
+    def retain(self, pinned: IntArray) -> None:
         """Pin ``pinned`` and no other row; rows that are neither pinned nor held become free."""
         self._pinned[:] = False
         self._pinned[pinned] = True
@@ -149,7 +147,7 @@ class RowAllocator:
         for path in paths:
             self._append(Segment.open(path, self._schema, "r+"), pinned=True)
 
-    def restore(self, addresses: Addresses, crcs: NDArray[np.int64]) -> None:
+    def restore(self, addresses: IntArray, crcs: IntArray) -> None:
         """Count a client as a holder for each address, and set the rows' checksums."""
         # Not ``+=``: an address may be there several times, for clients that share a row.
         np.add.at(self._holders, addresses, 1)
@@ -158,9 +156,7 @@ class RowAllocator:
             own = index == number
             file.crcs[rows[own]] = crcs[own]
 
-    def addresses(
-        self, names: Sequence[str], segments: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> Addresses:
+    def addresses(self, names: Sequence[str], segments: IntArray, rows: IntArray) -> IntArray:
         """The addresses of rows of named segments; -1 for a segment that is not open here.
 
         Args:
@@ -182,7 +178,7 @@ class RowAllocator:
             )
         return np.where(index >= 0, starts + rows, -1)
 
-    def split(self, addresses: Addresses) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, addresses: IntArray) -> tuple[IntArray, IntArray]:
         """The index of the segment, and the row in it, of each address."""
         starts = np.array(self._starts, np.int64)
         index = np.searchsorted(starts, addresses, side="right") - 1

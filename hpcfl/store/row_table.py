@@ -12,25 +12,23 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcfl.errors import DataError, StoreError
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import read_arrays
 from hpcfl.store import segment
+from hpcfl.types import IntArray
 
 SHARED = "shared"
-
-Ints = NDArray[np.int64]
 
 
 class Rows(NamedTuple):
     """The row table of one rank: n states (arrays of n numbers)."""
 
-    clients: Ints
-    segments: Ints  # an index into names
-    rows: Ints
-    crcs: Ints  # crc32 of the state's bytes
+    clients: IntArray
+    segments: IntArray  # an index into names
+    rows: IntArray
+    crcs: IntArray  # crc32 of the state's bytes
     names: tuple[str, ...]  # file names of all segments of the rank, also of those without states
 
 
@@ -108,10 +106,10 @@ def named(folders: Iterable[Path]) -> set[str]:
 class Table:
     """The row table of all ranks (arrays of n states, sorted by client)."""
 
-    clients: Ints
-    segments: Ints  # an index into paths
-    rows: Ints
-    crcs: Ints
+    clients: IntArray
+    segments: IntArray  # an index into paths
+    rows: IntArray
+    crcs: IntArray
     paths: tuple[Path, ...]
     owners: tuple[int, ...]
     """For each path, the rank that wrote it."""
@@ -165,7 +163,7 @@ class Table:
         """This table without that of the shared parts."""
         return replace(self, shared=None)
 
-    def for_clients(self, ids: Sequence[int] | Ints) -> "Table":
+    def for_clients(self, ids: Sequence[int] | IntArray) -> "Table":
         """The entries of these clients; clients without a state have none."""
         chosen = np.flatnonzero(np.isin(self.clients, np.asarray(ids, np.int64)))
         return replace(

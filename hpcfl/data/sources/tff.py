@@ -21,7 +21,7 @@ from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
-from hpcfl.types import Examples, PathText
+from hpcfl.types import Examples, IntArray, PathText
 
 URL = "https://storage.googleapis.com/tff-datasets-public"
 
@@ -192,9 +192,7 @@ def _read(path: Path, files: Files, track: Track) -> tuple[Examples, dict[str, E
     return Examples(torch.from_numpy(images), torch.from_numpy(labels)), owned
 
 
-def _client(
-    path: Path, group: Any, name: str, files: Files
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _client(path: Path, group: Any, name: str, files: Files) -> tuple[NDArray[np.uint8], IntArray]:
     """A client's images uint8 [n, ...] and labels int64 [n]."""
     x, y = feature(path, group, name, files.inputs), feature(path, group, name, "label")
     for dataset, shape, kinds in ((x, files.shape, "fu"), (y, (), "iu")):
