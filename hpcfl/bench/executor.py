@@ -17,7 +17,7 @@ from hpcfl.bench.interleave import take_turns
 from hpcfl.bench.result import Measurement, Result, column
 from hpcfl.bench.round import built_in_jobs
 from hpcfl.errors import JobError
-from hpcfl.job.schema import Loaded, load
+from hpcfl.job.schema import LoadedJob, load
 from hpcfl.plan.arithmetic import RECURRENT
 from hpcfl.runner.choose_executor import WARM, step_timer, with_executor
 from hpcfl.runner.components import Components, build_components
@@ -66,7 +66,7 @@ def bench_executor(
 
 
 def _take_turns(
-    loaded: Loaded, components: Components, sizes: Sequence[int], turns: int
+    loaded: LoadedJob, components: Components, sizes: Sequence[int], turns: int
 ) -> list[Measurement]:
     """The seconds of one client's step, for each executor."""
     functions = {ALONE: _step(components, None)} | {

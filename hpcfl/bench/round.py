@@ -27,7 +27,7 @@ from hpcfl.bench.timed_rounds import Clock, TimedRounds, build_bench_run
 from hpcfl.engine.run import Run
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.io.progress import track
-from hpcfl.job.schema import Loaded, load
+from hpcfl.job.schema import LoadedJob, load
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.step import LayerSeeds
 from hpcfl.models.flat_vector import load as load_vector
@@ -104,7 +104,7 @@ def write_images(folder: Path, count: int = 5000) -> None:
     )  # fmt: skip
 
 
-def built_in_jobs(folder: Path) -> list[Loaded]:
+def built_in_jobs(folder: Path) -> list[LoadedJob]:
     """Two jobs: softmax regression on digits, and LeNet on random images in CIFAR-10's shape."""
     write_images(folder)
     jobs = []
@@ -115,7 +115,7 @@ def built_in_jobs(folder: Path) -> list[Loaded]:
     return jobs
 
 
-def measure(loaded: Loaded, folder: Path, pairs: int = PAIRS) -> Comparison:
+def measure(loaded: LoadedJob, folder: Path, pairs: int = PAIRS) -> Comparison:
     """Time the job's rounds in ``pairs`` turns of both sides, after one turn as a warm-up.
 
     Raises:

@@ -17,7 +17,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import Run
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.run_dir.log import RunLog
 from hpcfl.runner.components import Components, build_components, build_run
 from hpcfl.runner.device import device_of
@@ -94,7 +94,7 @@ class BenchRun(NamedTuple):
 
 
 def build_bench_run(
-    loaded: Loaded, folder: Path, stack: ExitStack, comm: Comm | None = None
+    loaded: LoadedJob, folder: Path, stack: ExitStack, comm: Comm | None = None
 ) -> BenchRun:
     """Load a job for rounds on this rank alone, or on one of a group.
 

@@ -22,7 +22,7 @@ from hpcfl.errors import JobError
 from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
 from hpcfl.job.resume_rules import input_places
-from hpcfl.job.schema import Job, Loaded, resolve_for_population
+from hpcfl.job.schema import Job, LoadedJob, resolve_for_population
 from hpcfl.job.settings import flatten, written
 from hpcfl.models.base import TORCHVISION
 from hpcfl.models.flat_vector import frozen_note
@@ -59,7 +59,7 @@ class CheckedJob:
         return self.summary
 
 
-def check_job(loaded: Loaded, *, data: bool) -> CheckedJob:
+def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     """Check a job and summarise it.
 
     Args:
@@ -103,7 +103,7 @@ def check_job(loaded: Loaded, *, data: bool) -> CheckedJob:
     )
 
 
-def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
+def _assembled(loaded: LoadedJob) -> tuple[Components, Digests]:
     """The loaded job, and the fingerprints of its inputs."""
     places = input_places(flatten(loaded.tree))
     with Fingerprints(loaded.job.data, loaded.job.cohort, places) as fingerprints:
@@ -111,7 +111,7 @@ def _assembled(loaded: Loaded) -> tuple[Components, Digests]:
         return components, fingerprints.of(components.dataset)
 
 
-def show_partition(loaded: Loaded, plot: Path | None, size: FigureSize | None = None) -> str:
+def show_partition(loaded: LoadedJob, plot: Path | None, size: FigureSize | None = None) -> str:
     """Show the examples of each client, as tables and perhaps as a plot.
 
     Args:
@@ -177,7 +177,7 @@ def _check_files(job: Job) -> None:
         raise JobError(f"model.init: {init}: there is no such file")
 
 
-def _in_force(loaded: Loaded, components: Components | None) -> Loaded:
+def _in_force(loaded: LoadedJob, components: Components | None) -> LoadedJob:
     """The job with the defaults that depend on other keys, or on its data, filled in."""
     data, local = loaded.job.data, loaded.job.local
     if components:
@@ -188,7 +188,7 @@ def _in_force(loaded: Loaded, components: Components | None) -> Loaded:
 
 
 def _job_lines(
-    loaded: Loaded, population: int | None, dealt: int | None
+    loaded: LoadedJob, population: int | None, dealt: int | None
 ) -> Iterable[tuple[str, str]]:
     """Lines on the job itself.
 

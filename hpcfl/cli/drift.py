@@ -8,7 +8,7 @@ import numpy as np
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
 from hpcfl.job.packaged import find_job
-from hpcfl.job.schema import Loaded, load
+from hpcfl.job.schema import LoadedJob, load
 from hpcfl.job.yaml_file import read
 from hpcfl.report.formats import drawn
 from hpcfl.report.plots.figure import FigureSize, check_plot
@@ -72,7 +72,7 @@ def _row(panel: Panel) -> list[str]:
     ]
 
 
-def _jobs(file: Path, overrides: Sequence[str], only: Sequence[str] | None) -> dict[str, Loaded]:
+def _jobs(file: Path, overrides: Sequence[str], only: Sequence[str] | None) -> dict[str, LoadedJob]:
     """The jobs by the titles of their panels."""
     if "grid" not in read(find_job(file)).tree:
         if only is not None:

@@ -229,7 +229,7 @@ _REST = make_dataclass(
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedJob:
     """A checked job, and the tree it is written as."""
 
     job: Job
@@ -244,7 +244,7 @@ JobSource = str | Path | Mapping[str, Any]
 """A job file, the name of a packaged job, or a mapping as in a file."""
 
 
-def load(job: JobSource, overrides: Sequence[str] = ()) -> Loaded:
+def load(job: JobSource, overrides: Sequence[str] = ()) -> LoadedJob:
     """Read and check a job; ``key.path=value`` overrides come last.
 
     Args:
@@ -275,7 +275,7 @@ def open_job(job: JobSource) -> JobFile:
     return read(find_job(job))
 
 
-def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
+def check(file: JobFile, name: str, *, user_code: bool = True) -> LoadedJob:
     """Check a job that was read.
 
     Args:
@@ -287,13 +287,13 @@ def check(file: JobFile, name: str, *, user_code: bool = True) -> Loaded:
     Raises:
         JobError: where, what was found, what was expected.
     """
-    loaded = typed(file, name)
+    loaded = validate_keys(file, name)
     require_runnable(loaded, file, user_code=user_code)
     return loaded
 
 
-def require_runnable(loaded: Loaded, file: JobFile, *, user_code: bool = True) -> None:
-    """Refuse what ``typed`` does not see; the arguments are those of ``check``.
+def require_runnable(loaded: LoadedJob, file: JobFile, *, user_code: bool = True) -> None:
+    """Refuse what ``validate_keys`` does not see; the arguments are those of ``check``.
 
     Raises:
         JobError: where, what was found, what was expected.
@@ -310,8 +310,8 @@ def require_runnable(loaded: Loaded, file: JobFile, *, user_code: bool = True) -
         _require_rates(loaded.job, file)
 
 
-def typed(file: JobFile, name: str) -> Loaded:
-    """A job that was read, every key checked by itself.
+def validate_keys(file: JobFile, name: str) -> LoadedJob:
+    """The job of a file that was read, every key checked by itself.
 
     Raises:
         JobError: one is unknown, missing or of another type.
@@ -339,7 +339,7 @@ def typed(file: JobFile, name: str) -> Loaded:
     tree: Tree = plain(as_tree(job))
     for section, kind in REGISTRIES.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
-    return Loaded(job, tree, name, notes)
+    return LoadedJob(job, tree, name, notes)
 
 
 # The largest values of keys; with larger ones a run would never end, or need all memory.
@@ -463,14 +463,14 @@ def data_section(kind: str, root: str, keys: Sequence[str]) -> DataConfig:
     return config
 
 
-def with_resolved_algorithm(loaded: Loaded, algorithm: Algorithm) -> Loaded:
+def with_resolved_algorithm(loaded: LoadedJob, algorithm: Algorithm) -> LoadedJob:
     """The job with this algorithm, whose defaults are resolved."""
     tree = {**loaded.tree, "algorithm": {"name": loaded.tree["algorithm"]["name"]}}
     tree["algorithm"] |= plain(as_tree(algorithm))
     return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
 
 
-def resolve_for_population(loaded: Loaded, population: int | None) -> Loaded:
+def resolve_for_population(loaded: LoadedJob, population: int | None) -> LoadedJob:
     """Resolve the defaults that depend on the number of clients, and check the job against it.
 
     Args:

@@ -10,7 +10,7 @@ from hpcfl.data.partition import File, Iid
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.split import keep_natural_clients
 from hpcfl.errors import JobError
-from hpcfl.job.schema import Loaded, section
+from hpcfl.job.schema import LoadedJob, section
 from hpcfl.job.yaml_file import JobFile, override
 from hpcfl.runner.load_data import fetch_data, load_data
 
@@ -20,7 +20,7 @@ OPTION = "--sizes"
 class PlannedData(NamedTuple):
     """The data that a plan is made with."""
 
-    loaded: Loaded
+    loaded: LoadedJob
     """The job, whose partition may have been replaced."""
     dataset: Dataset
     real: bool
@@ -50,7 +50,7 @@ def make_sizes(tree: Any, where: str) -> PublishedSizes:
     return sizes
 
 
-def planned_data(loaded: Loaded, sizes: PublishedSizes | None) -> PlannedData:
+def planned_data(loaded: LoadedJob, sizes: PublishedSizes | None) -> PlannedData:
     """Load the job's data if it is there, and make a stand-in otherwise.
 
     Args:
@@ -93,7 +93,7 @@ def _missing(data: DataConfig) -> str | None:
     return next((str(file.path) for file in files if not file.path.exists()), None)
 
 
-def _without_missing_split(loaded: Loaded) -> tuple[Loaded, tuple[str, ...]]:
+def _without_missing_split(loaded: LoadedJob) -> tuple[LoadedJob, tuple[str, ...]]:
     """The job with an even split in the place of one whose file is not there."""
     data = loaded.job.data
     if not isinstance(data.partition, File) or Path(data.partition.path).exists():

@@ -15,7 +15,7 @@ from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
 from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.plan.arithmetic import forward_operations
 from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.data import planned_data
@@ -49,7 +49,7 @@ class JobPlan:
 
 
 def make_plan(
-    loaded: Loaded,
+    loaded: LoadedJob,
     ranks: int,
     out: Path | None,
     costs: CostModel | None = None,

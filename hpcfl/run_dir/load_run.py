@@ -1,11 +1,11 @@
 """Read and check the job of a run directory."""
 
 from hpcfl.job.run_name import run_name
-from hpcfl.job.schema import Loaded, check
+from hpcfl.job.schema import LoadedJob, check
 from hpcfl.run_dir.layout import RunDir
 
 
-def load_run(folder: RunDir) -> Loaded:
+def load_run(folder: RunDir) -> LoadedJob:
     """Read and check the job of a run directory; its metrics and callbacks need not be there.
 
     Raises:

@@ -35,7 +35,7 @@ from hpcfl.errors import (
     one_line,
 )
 from hpcfl.io.memory import refuse_large_job
-from hpcfl.job.schema import Job, Loaded, require_full_blocks, resolve_for_population
+from hpcfl.job.schema import Job, LoadedJob, require_full_blocks, resolve_for_population
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.evaluation_set import EvaluationSet
@@ -60,7 +60,7 @@ from hpcfl.types import Examples, IntArray, Vector
 class Components:
     """The data, model and clients of a job: the same on every rank."""
 
-    loaded: Loaded
+    loaded: LoadedJob
     """The job, with its defaults resolved for the number of clients."""
     dataset: Dataset
     split: Split
@@ -264,7 +264,7 @@ def stored(job: Job, schema: RoundSchema) -> StateSchema:
 
 
 def build_components(
-    loaded: Loaded,
+    loaded: LoadedJob,
     device: torch.device,
     *,
     resumed: bool = False,
@@ -307,7 +307,7 @@ def build_components(
     return Components(loaded, dataset, split, model, x0, skipped, schema, device)
 
 
-def _dry_round(loaded: Loaded, x0: Vector) -> RoundSchema:
+def _dry_round(loaded: LoadedJob, x0: Vector) -> RoundSchema:
     """The dry round of the job's algorithm; an error of a user's class becomes one line."""
     algorithm = loaded.job.algorithm
     try:
@@ -345,7 +345,9 @@ def _require_range(dataset: Dataset, dtype: torch.dtype) -> None:
                 )
 
 
-def _require_memory_for_server(loaded: Loaded, schema: RoundSchema, device: torch.device) -> None:
+def _require_memory_for_server(
+    loaded: LoadedJob, schema: RoundSchema, device: torch.device
+) -> None:
     """Refuse a server whose past models do not fit into memory; others are as large as the model.
 
     Raises:

@@ -17,7 +17,7 @@ from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import present, read_bytes, readable
-from hpcfl.job.schema import Job, Loaded
+from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.models.flat_vector import ParameterLayout, buffers
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.run_dir.layout import RunDir
@@ -199,7 +199,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _model(folder: RunDir, loaded: Loaded, x: Vector) -> nn.Module:
+def _model(folder: RunDir, loaded: LoadedJob, x: Vector) -> nn.Module:
     """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
     model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))

@@ -7,13 +7,13 @@ import numpy as np
 
 from hpcfl.data.split import split_examples
 from hpcfl.io.atomic import check_output, write_output
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.runner.load_data import fetch_data, load_data
 
 _HELD = ("holdout", "validation")
 
 
-def export_split(loaded: Loaded, path: Path) -> str:
+def export_split(loaded: LoadedJob, path: Path) -> str:
     """Write the array ``client`` to an .npz: int32 [n], the client of each training example.
 
     It is -1 for examples of no client.

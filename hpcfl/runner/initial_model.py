@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 from hpcfl.data.base import Dataset
 from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import parameters, trained
 from hpcfl.models.init import load_initial
@@ -18,7 +18,7 @@ from hpcfl.seeds import key
 from hpcfl.types import Vector
 
 
-def fetch_model(loaded: Loaded) -> None:
+def fetch_model(loaded: LoadedJob) -> None:
     """Bring the model's initial weights into place; on one rank alone.
 
     Raises:
@@ -29,14 +29,14 @@ def fetch_model(loaded: Loaded) -> None:
         model.fetch()
 
 
-def draw_model(loaded: Loaded, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
+def draw_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
     """A random initialisation, flat, and the model it was drawn for, with hpcfl's dropout."""
     model = build_model(loaded, dataset, seed)
     replace_dropout(model)
     return parameters(model), model
 
 
-def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
+def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
     """The job's model as its class builds it, in the job's precision.
 
     Lazy layers have the shapes that an example gives them.
@@ -85,7 +85,7 @@ def build_model(loaded: Loaded, dataset: Dataset, seed: int) -> nn.Module:
 
 
 def initial_model(
-    loaded: Loaded, dataset: Dataset, resumed: bool
+    loaded: LoadedJob, dataset: Dataset, resumed: bool
 ) -> tuple[Vector, nn.Module, tuple[str, ...]]:
     """The initial model, its parameters, and the names of those that its file did not provide."""
     job = loaded.job

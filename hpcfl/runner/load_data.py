@@ -10,14 +10,14 @@ from hpcfl.data.host_copy import HostData, load_on_hosts
 from hpcfl.data.split import keep_natural_clients, with_checked_clients
 from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.models.losses import LOSSES
 from hpcfl.runner.configure_torch import configure_torch
 from hpcfl.seeds import key
 from hpcfl.types import Examples
 
 
-def fetch_data(loaded: Loaded) -> None:
+def fetch_data(loaded: LoadedJob) -> None:
     """Bring the files of the job's data into place; on one rank alone.
 
     Raises:
@@ -28,7 +28,7 @@ def fetch_data(loaded: Loaded) -> None:
         data.fetch()
 
 
-def load_data(loaded: Loaded) -> Dataset:
+def load_data(loaded: LoadedJob) -> Dataset:
     """The job's data set, of its ``natural_clients`` if it names some; checked as far as it can be.
 
     Raises:
@@ -49,7 +49,7 @@ def load_data(loaded: Loaded) -> Dataset:
         return keep_natural_clients(job.data, with_checked_clients(dataset), job.seed)
 
 
-def load_data_on_hosts(loaded: Loaded, device: torch.device, comm: Comm) -> HostData:
+def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> HostData:
     """Collective: ``load_data`` on one rank of each host, whose memory the others share.
 
     Args:

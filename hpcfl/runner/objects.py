@@ -31,7 +31,7 @@ from hpcfl.io.atomic import PART, write_by
 from hpcfl.io.code_file import KEPT, KeptName, digest_of, execute, is_kept_name, load_code
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.run_name import RUNS, run_name
-from hpcfl.job.schema import JobSource, Loaded, add_task_defaults, check, open_job
+from hpcfl.job.schema import JobSource, LoadedJob, add_task_defaults, check, open_job
 from hpcfl.job.yaml_file import (
     COMMAND_LINE,
     OVERRIDES,
@@ -153,7 +153,7 @@ def load_job(
     data: Any = None,
     copies: bool = True,
     origin: str = COMMAND_LINE,
-) -> tuple[Loaded, KeptFiles]:
+) -> tuple[LoadedJob, KeptFiles]:
     """Read and check a job whose model, data and classes may be objects.
 
     Args:
@@ -202,7 +202,7 @@ def load_job(
 @contextmanager
 def loaded_for_trial(
     job: JobSource, overrides: Overrides, model: Any, data: Any
-) -> Iterator[Loaded]:
+) -> Iterator[LoadedJob]:
     """A job with objects, for the block: their files are in a temporary directory.
 
     Raises:

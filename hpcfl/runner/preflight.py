@@ -44,7 +44,7 @@ from hpcfl.errors import (
 )
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.io.code_file import short_name
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.module import Module
@@ -95,7 +95,7 @@ def try_classes(components: Components) -> tuple[str, ...]:
     return tuple(trial.notes)
 
 
-def try_algorithm(loaded: Loaded) -> None:
+def try_algorithm(loaded: LoadedJob) -> None:
     """Run the hooks of the job's algorithm on made-up values, without data.
 
     Raises:

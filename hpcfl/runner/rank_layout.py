@@ -19,7 +19,7 @@ from hpcfl.comm.watched import WatchedComm
 from hpcfl.errors import JobError
 from hpcfl.io.boot_id import boot_id
 from hpcfl.io.cgroups import usable_cores
-from hpcfl.job.schema import Job, Loaded
+from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.runner.device import device_of
 from hpcfl.runner.environment import processor
 from hpcfl.runner.user_code_digests import code_digests
@@ -85,7 +85,7 @@ class Ranks:
         return replace(self, notes=[*self.notes, *lines])
 
 
-def discover_ranks(loaded: Loaded, out: Path, comm: WatchedComm) -> Ranks:
+def discover_ranks(loaded: LoadedJob, out: Path, comm: WatchedComm) -> Ranks:
     """Collective: where all ranks are, checked; this rank's GPU, if it has one, is taken.
 
     Args:
@@ -137,7 +137,7 @@ def describe(infos: Sequence[RankInfo]) -> str:
     )
 
 
-def _own_info(loaded: Loaded, out: Path, comm: WatchedComm) -> str:
+def _own_info(loaded: LoadedJob, out: Path, comm: WatchedComm) -> str:
     """Where this rank is, as JSON."""
     cores = usable_cores()
     tree = json.dumps([loaded.tree, str(out)], sort_keys=True, default=str)

@@ -19,7 +19,7 @@ from hpcfl.job.resume_rules import (
     require_mutable,
 )
 from hpcfl.job.run_name import run_name
-from hpcfl.job.schema import Loaded, require_runnable, typed
+from hpcfl.job.schema import LoadedJob, require_runnable, validate_keys
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
@@ -31,7 +31,7 @@ class ResumeRequest:
     """A checked request to resume a run: from which checkpoint, and with which changes."""
 
     source: RunDir
-    loaded: Loaded
+    loaded: LoadedJob
     """The job with the changes."""
     job_before: bytes
     """The content of job.yaml before the changes."""
@@ -41,7 +41,7 @@ class ResumeRequest:
     """The checkpoint to resume from; None is the newest."""
     verify_states: bool
     """Whether all client states are checked before the first round."""
-    parent: Loaded | None = None
+    parent: LoadedJob | None = None
     """Of a branch, the job without the changes; ``hpcfl.runner.resume`` completes the request."""
 
     @classmethod
@@ -77,7 +77,7 @@ class ResumeRequest:
         yaml_file.override(file, overrides, origin)
         require = require_branchable if copied else require_mutable
         try:
-            loaded = typed(file, run_name(file.name, overrides))
+            loaded = validate_keys(file, run_name(file.name, overrides))
         except JobError:
             # algorithm.name=X fails on the keys of the run's own algorithm; that the name must not
             # change is the better message.
@@ -99,7 +99,7 @@ class ResumeRequest:
         )
 
     @classmethod
-    def of_job(cls, source: RunDir, loaded: Loaded) -> Self:
+    def of_job(cls, source: RunDir, loaded: LoadedJob) -> Self:
         """The job ``loaded``, as it was assembled, from the newest checkpoint on.
 
         Raises:

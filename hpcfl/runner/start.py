@@ -36,7 +36,7 @@ from hpcfl.io.files import present
 from hpcfl.io.progress import open_progress
 from hpcfl.job.resume_rules import input_places
 from hpcfl.job.run_name import RUNS
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.job.settings import flatten
 from hpcfl.job.user_code import make_callbacks
 from hpcfl.job.yaml_file import COMMAND_LINE
@@ -98,7 +98,7 @@ class Result:
 
 
 def start(
-    loaded: Loaded,
+    loaded: LoadedJob,
     out: Path | None = None,
     *,
     continued: bool = False,
@@ -171,7 +171,7 @@ def resume(
 
 @settings_restored()
 def _run(
-    loaded: Loaded,
+    loaded: LoadedJob,
     folder: RunDir,
     *,
     request: ResumeRequest | None = None,
@@ -254,7 +254,9 @@ def _run(
         return Result(folder.root.absolute(), components.job.rounds, x)
 
 
-def _fetch_files(loaded: Loaded, folder: RunDir, kept: KeptFiles | None, *, resumed: bool) -> None:
+def _fetch_files(
+    loaded: LoadedJob, folder: RunDir, kept: KeptFiles | None, *, resumed: bool
+) -> None:
     """Bring the files that the run reads into place; on rank 0 alone.
 
     Raises:

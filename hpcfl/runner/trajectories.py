@@ -14,7 +14,7 @@ from hpcfl.comm.solo import Solo
 from hpcfl.data.sources.quadratics import Quadratics
 from hpcfl.engine.trajectories import Trajectories, TrajectoryRecorder
 from hpcfl.errors import JobError
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.runner.components import build_components, build_run
 from hpcfl.runner.preflight import try_classes
 from hpcfl.signals import Signals
@@ -32,7 +32,7 @@ class QuadraticTrajectories(NamedTuple):
     """[N, 2]: b_i."""
 
 
-def run_quadratics(loaded: Loaded) -> QuadraticTrajectories:
+def run_quadratics(loaded: LoadedJob) -> QuadraticTrajectories:
     """Run a job on the quadratics in the plane, on the CPU; nothing is written.
 
     Args:

@@ -27,7 +27,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.run_name import RUNS
-from hpcfl.job.schema import Loaded, check, resolve_for_population
+from hpcfl.job.schema import LoadedJob, check, resolve_for_population
 from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
 
 KEYS = ("job", "set", "grid", "only", "ranks")
@@ -47,7 +47,7 @@ class Point:
     """Its choice on each axis of the grid: ("fedcm", "seed1")."""
     overrides: tuple[str, ...]
     """Over the base job, as on the command line."""
-    loaded: Loaded
+    loaded: LoadedJob
     file: JobFile
     """The job's values, with the file and line of each, for error messages."""
     where: str

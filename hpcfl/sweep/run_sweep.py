@@ -20,7 +20,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.errors import DiskError, HpcflError, JobError, Stopped, SweepError, file_error
 from hpcfl.io.files import present
 from hpcfl.io.memory import free_memory
-from hpcfl.job.schema import Loaded
+from hpcfl.job.schema import LoadedJob
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.runner.client_store import GIB
@@ -160,7 +160,7 @@ def _make_root(root: Path) -> None:
         raise file_error(e, message, JobError) from e
 
 
-def _fetch(points: Sequence[Loaded], signals: Signals | None) -> None:
+def _fetch(points: Sequence[LoadedJob], signals: Signals | None) -> None:
     """Fetch the data and models once, before several runs would do so at the same time."""
     fetched: list[DataConfig | ModelConfig] = []
     for loaded in points:

@@ -10,7 +10,7 @@ import yaml
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from hpcfl.job.schema import Loaded, load
+from hpcfl.job.schema import LoadedJob, load
 from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.start import Result, start
@@ -77,7 +77,7 @@ def tree(
     }
 
 
-def read(folder: Path, job: Mapping[str, Any]) -> Loaded:
+def read(folder: Path, job: Mapping[str, Any]) -> LoadedJob:
     """The job checked, as a user's file would be."""
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(dict(job)))
