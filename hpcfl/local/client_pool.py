@@ -100,10 +100,10 @@ class ClientPool:
             steps: the number of local steps, instead of the job's.
         """
         count = self.examples[client]
-        work = steps or self._steps(count)
-        indices = self._batch_indices(client, round, count, work)
+        steps = steps or self._steps(count)
+        indices = self._batch_indices(client, round, count, steps)
         batches = self._prefetcher(client, indices, self._transform_of(client))
-        return self._task(client, round, work, batches)
+        return self._task(client, round, steps, batches)
 
     def tasks(self, clients: Sequence[int], round: int) -> list[ClientTask]:
         """The tasks of these clients in ``round``, as ``task`` gives each.
@@ -119,34 +119,34 @@ class ClientPool:
             if len(group) == 1:
                 tasks.append(self.task(group[0], round))
                 continue
-            work = {client: self._steps(self.examples[client]) for client in group}
-            rows = [self._batch_rows(client, round, steps) for client, steps in work.items()]
+            steps_of = {client: self._steps(self.examples[client]) for client in group}
+            rows = [self._batch_rows(client, round, steps) for client, steps in steps_of.items()]
             joined = JoinedClients(self._prefetcher, rows, self._transform)
             tasks += [
                 self._task(client, round, steps, joined.of(k))
-                for k, (client, steps) in enumerate(work.items())
+                for k, (client, steps) in enumerate(steps_of.items())
             ]
         return tasks
 
-    def _task(self, client: int, round: int, work: int, batches: Iterator[Batch]) -> ClientTask:
-        """The task of a client with ``work`` local steps on these batches."""
+    def _task(self, client: int, round: int, steps: int, batches: Iterator[Batch]) -> ClientTask:
+        """The task of a client with ``steps`` local steps on these batches."""
         count = self.examples[client]
         return ClientTask(
             client_id=client,
             round=round,
             client=Client(
                 round=_number(round, torch.int64),
-                steps=_number(work),
+                steps=_number(steps),
                 lr=_number(self._local_lr(round)),
                 examples=_number(count),
                 full_grad=self._no_gradient,
                 cohort_grad=self._no_gradient,
             ),
-            batches=self._timed(batches, work),
+            batches=self._timed(batches, steps),
             full_batches=self._full_batches(client),
             # Shifted, as torch's seeds are signed integers of 64 bits.
             dropout_seed=key(self._seed, "dropout", round, client) >> 1,
-            batch_indices=self._batch_indices(client, round, count, work),
+            batch_indices=self._batch_indices(client, round, count, steps),
         )
 
     def examples_to_try(self) -> Batch:
@@ -223,27 +223,27 @@ class ClientPool:
         return lambda tasks, size, width: self._timed(gather(tasks, size, width))
 
     def _batch_indices(
-        self, client: int, round: int, count: int, work: int
+        self, client: int, round: int, count: int, steps: int
     ) -> Iterator[BatchIndices]:
-        """The indices of ``work`` local steps of a client of ``count`` examples."""
+        """The indices of ``steps`` local steps of a client of ``count`` examples."""
         cut: Any = {"batch_size": self._batch_size, "drop_last": self._local.drop_last}
         shuffle = partial(stream, self._seed, "shuffle", round, client)
-        batches = order(count, steps=work, generator=shuffle, **cut)
+        batches = order(count, steps=steps, generator=shuffle, **cut)
         if not augments(self._transform_of(client)):
             yield from (BatchIndices(positions, None) for positions in batches)
             return
         # All draws of the round at once: generators are slow for a few numbers at a time.
-        total = examples_in_batches(count, steps=work, **cut)
+        total = examples_in_batches(count, steps=steps, **cut)
         draws = stream(self._seed, "augment", round, client).integers(DRAWS, size=total)
         end = 0
         for positions in batches:
             begin, end = end, end + len(positions)
             yield BatchIndices(positions, draws[begin:end])
 
-    def _batch_rows(self, client: int, round: int, work: int) -> Iterator[BatchIndices]:
+    def _batch_rows(self, client: int, round: int, steps: int) -> Iterator[BatchIndices]:
         """As ``_batch_indices``, but with rows of the data set in place of positions."""
         own = self._rows[client]
-        for step in self._batch_indices(client, round, len(own), work):
+        for step in self._batch_indices(client, round, len(own), steps):
             yield BatchIndices(own[step.positions], step.draws)
 
     def _timed(self, items: Iterator[Item], count: float = inf) -> Iterator[Item]:

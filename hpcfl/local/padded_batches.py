@@ -54,12 +54,12 @@ class PaddedBatches:
 
 def _from_tasks(tasks: Sequence[ClientTask], size: int, width: int) -> Iterator[PaddedBatch]:
     """Stack the batches of the tasks, one step at a time."""
-    work = [int(task.client.steps) for task in tasks]
-    for step in range(max(work)):
+    steps = [int(task.client.steps) for task in tasks]
+    for step in range(max(steps)):
         batches: list[Batch | None] = []
-        for task, steps in zip(tasks, work, strict=True):
+        for task, own_steps in zip(tasks, steps, strict=True):
             with client_errors(task, "step"):
-                batches.append(next(task.batches) if step < steps else None)
+                batches.append(next(task.batches) if step < own_steps else None)
         substitute = next(batch for batch in batches if batch is not None)
         slots = [*batches, *[None] * (size - len(batches))]
         sizes = [0 if batch is None else len(batch.labels) for batch in slots]
