@@ -144,7 +144,7 @@ class ClientPool:
             ),
             batches=self._timed(batches, steps),
             full_batches=self._full_batches(client),
-            # Shifted, as torch's seeds are signed integers of 64 bits.
+            # key() fits an int64; one bit less, so that adding the step number cannot overflow.
             dropout_seed=key(self._seed, "dropout", round, client) >> 1,
             batch_indices=self._batch_indices(client, round, count, steps),
         )

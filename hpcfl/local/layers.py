@@ -45,7 +45,8 @@ class VmapLayers(TorchFunctionMode):
             self._replacements[functional.linear] = _linear
         else:
             self._replacements[functional.embedding] = _embedding
-            # By this, nn.LSTM decides whether to copy its weights side by side on a GPU: not so.
+            # nn.LSTM compares data_ptr to decide whether to flatten its weights for cuDNN; a
+            # constant 0 prevents it.
             self._replacements[torch.Tensor.data_ptr] = lambda _: 0
 
     def __torch_function__(
@@ -149,16 +150,20 @@ class _Stacked(Function):
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """The input, or a refusal: its random numbers could not be those of each client."""
+    """Refuse functional dropout in training; return the input otherwise.
+
+    Its random numbers could not be those of each client.
+    """
     if training and p:
         raise NotImplementedError("torch.nn.functional.dropout; a module nn.Dropout can be")
     return input
 
 
 def _embedding(input: Tensor, weight: Tensor, *settings: Any, **more: Any) -> Tensor:
-    """An embedding of so many numbers that a GPU sums each client's gradient in the same order.
+    """An embedding, with the indices padded to a multiple of ``_GROUP``.
 
-    Its kernel adds up the rows of one number in groups of 32 places, counted from the first client.
+    CUDA sums gradient rows in groups counted from the first client; unpadded, a client's bits would
+    depend on its slot.
     """
     places = input.reshape(-1)
     padded = functional.pad(places, (0, -len(places) % _GROUP))

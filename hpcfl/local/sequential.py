@@ -11,7 +11,7 @@ from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient
 from hpcfl.types import Vector
 
-_STEP = ("start_point", "gradient_point", "direction", "update_local")
+_STEP_HOOKS = ("start_point", "gradient_point", "direction", "update_local")
 
 
 class Sequential:
@@ -19,7 +19,9 @@ class Sequential:
 
     def __init__(self, algorithm: Algorithm, gradient: Gradient, sgd: Sgd) -> None:
         self.algorithm, self.gradient, self.sgd = algorithm, gradient, sgd
-        default = (getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP)
+        default = (
+            getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP_HOOKS
+        )
         self._plain_sgd = gradient.clip is None and not sgd.momentum and all(default)
 
     def full_gradients(
@@ -70,9 +72,12 @@ class Sequential:
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
         lr, steps = algorithm.step_scale * float(client.lr), int(client.steps)
         with client_errors(task, "step") as at:
-            for at.step in range(steps):
-                batch, seed = next(task.batches), task.dropout_seed + at.step
-                if self._plain_sgd:  # the bits of what follows, without a copy of the gradient
+            for k in range(steps):
+                at.step = k
+                batch, seed = next(task.batches), task.dropout_seed + k
+                if self._plain_sgd:
+                    # Same bits as the general path below, but the gradient is not joined into one
+                    # vector.
                     loss += gradient.descend(y, batch, seed, lr, sgd.weight_decay)
                     continue
                 grad = BatchGradient(gradient, batch, seed)
