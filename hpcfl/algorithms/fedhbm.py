@@ -14,8 +14,8 @@ client has no z_i: with ``first: shared`` it uses the constant (beta C / K) (x_t
 Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum,
 algorithm 1 and equation 5; first participation: section 4.3, figure 4.  arXiv:2311.18578
 
-Departures: ``nesterov`` (displace first, gradient and weight decay at the displaced point) is in
-the authors' configuration, not in the algorithm's listing.
+Departures: ``nesterov`` (move along the momentum first; gradient and weight decay are taken there)
+is in the authors' configuration, not in the algorithm's listing.
 """
 
 from dataclasses import dataclass, replace
@@ -65,6 +65,7 @@ class FedHBM(FedAvg):
         return Local(message.x, state.z, state.known, momentum)
 
     def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
+        # known = 0 at the first participation: the momentum is then constant, from x instead of y.
         now = y if self.first == "zero" else local.x.lerp(y, local.known)
         return y + local.momentum * (now - local.z)
 

@@ -9,9 +9,9 @@
 Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum,
 equation 4. arXiv:2311.18578
 
-Departures: ``nesterov`` (displace first, gradient and weight decay at the displaced point) is in
-the authors' configuration, not in the paper.  A round without clients leaves the past models as
-they are, so that the tau rounds between x_(t-tau) and x are rounds with clients; in t < tau all
+Departures: ``nesterov`` (move along the momentum first; gradient and weight decay are taken there)
+is in the authors' configuration, not in the paper.  A round without clients leaves the past models
+as they are, so that the tau rounds between x_(t-tau) and x are rounds with clients; in t < tau all
 rounds count.
 """
 

@@ -13,8 +13,8 @@ sent.
 Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum.
 arXiv:2311.18578
 
-Departures: ``nesterov`` (displace first, gradient and weight decay at the displaced point) is in
-the authors' configuration, not in the paper.
+Departures: ``nesterov`` (move along the momentum first; gradient and weight decay are taken there)
+is in the authors' configuration, not in the paper.
 """
 
 from dataclasses import dataclass, replace
