@@ -16,7 +16,7 @@ from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import run_rounds
-from hpcfl.engine.run import Run
+from hpcfl.engine.run import CheckpointState, Run
 from hpcfl.job.schema import LoadedJob
 from hpcfl.run_dir.log import RunLog
 from hpcfl.runner.components import Components, build_components, build_run
@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 class LogOnly:
     """The engine's hooks of a run that writes its log, and evaluates and commits nothing."""
 
-    checkpoint_pending = False, False
+    checkpoint_state = CheckpointState(writing=False, low_on_rows=False)
 
     def __init__(self, log: RunLog) -> None:
         self._log = log

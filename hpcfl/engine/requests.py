@@ -44,6 +44,7 @@ def local_values(run: Run, saved: float) -> NDArray[np.float64]:
     """
     minutes = run.schedule.checkpoint_minutes
     late = minutes is not None and monotonic() - saved > 60 * minutes
-    writing, low_on_rows = run.hooks.checkpoint_pending
-    requests = RoundRequests(run.signals.stop, run.signals.save or late, writing, low_on_rows)
+    requests = RoundRequests(
+        run.signals.stop, run.signals.save or late, *run.hooks.checkpoint_state
+    )
     return np.array([*requests, *run.timer.local_metrics()])

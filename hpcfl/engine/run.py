@@ -5,7 +5,7 @@ The engine itself writes no file: ``RunHooks`` evaluates, and writes the log and
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,15 @@ from hpcfl.local.executor import Executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.signals import Signals
 from hpcfl.types import IntArray, Record, Vector
+
+
+class CheckpointState(NamedTuple):
+    """The pending checkpoint on one rank."""
+
+    writing: bool
+    """This rank is still writing its part of it."""
+    low_on_rows: bool
+    """The store is nearly out of free rows; committing the checkpoint frees some."""
 
 
 class RunHooks(Protocol):
@@ -55,7 +64,7 @@ class RunHooks(Protocol):
         ...
 
     @property
-    def checkpoint_pending(self) -> tuple[bool, bool]:
+    def checkpoint_state(self) -> CheckpointState:
         """Whether this rank is still writing a checkpoint, and whether rounds must wait for it."""
         ...
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad
 from hpcfl.engine.loop import run_rounds
-from hpcfl.engine.run import Run
+from hpcfl.engine.run import CheckpointState, Run
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import ClientResult, ClientTask, Gradient
@@ -42,7 +42,7 @@ class Trajectories(NamedTuple):
 class TrajectoryRecorder:
     """The ``RunHooks`` of a run that keeps its models in memory and writes nothing."""
 
-    checkpoint_pending = (False, False)
+    checkpoint_state = CheckpointState(writing=False, low_on_rows=False)
 
     def __init__(self) -> None:
         self._server: list[Points] = []

@@ -24,6 +24,7 @@ from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RoundModel, RunStart
+from hpcfl.engine.run import CheckpointState
 from hpcfl.errors import DiskError, HookError, JobError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.io.code_file import short_name
@@ -338,11 +339,11 @@ class RankSession:
         self._pending = begin(root, contents, self.store, self.comm, self._background, sync)
 
     @property
-    def checkpoint_pending(self) -> tuple[bool, bool]:
+    def checkpoint_state(self) -> CheckpointState:
         """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
         if self._pending is None:
-            return False, False
-        return not self._pending.ready, self.store.low_on_rows
+            return CheckpointState(writing=False, low_on_rows=False)
+        return CheckpointState(not self._pending.ready, self.store.low_on_rows)
 
     def commit_checkpoint(self, round: int) -> None:
         """Collective: commit the pending checkpoint, if there is one.

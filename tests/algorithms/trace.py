@@ -19,6 +19,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import run_rounds
+from hpcfl.engine.run import CheckpointState
 from hpcfl.job.schema import load
 from hpcfl.local.step import Gradient
 from hpcfl.models.losses import LOSSES
@@ -82,7 +83,7 @@ class _Hooks:
         self._trace.gradients.append(self._gradient.answers)
         self._gradient.answers = []
 
-    checkpoint_pending = False, False
+    checkpoint_state = CheckpointState(writing=False, low_on_rows=False)
 
     def commit_checkpoint(self, round: int) -> None:
         pass
