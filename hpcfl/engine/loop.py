@@ -44,7 +44,7 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
             hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there
             raise
         done = t + 1
-        if schedule.evaluation_due(done, schedule.rounds):
+        if schedule.evaluation_due(done):
             with round_errors(done):
                 record |= hooks.evaluate(done, server.x)
             timer.mark("evaluate")
@@ -52,7 +52,7 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
         hooks.record(record, busy, server.x)
         if agreed.low_on_rows or not agreed.writing:  # wait for writes only where rows run out
             hooks.commit_checkpoint(done)
-        if agreed.stop or agreed.save or schedule.checkpoint_due(done, schedule.rounds):
+        if agreed.stop or agreed.save or schedule.checkpoint_due(done):
             hooks.begin_checkpoint(done, server, run.observer.kept)
             run.signals.save, saved = False, monotonic()
         if agreed.stop and done < schedule.rounds:

@@ -23,7 +23,7 @@ def run_round_zero(run: Run, server: Any) -> Any:
         Stopped, DivergedError, HookError, ClientError, StoreError, DiskError: see ``warm_start``.
     """
     record: Record = {"round": 0}
-    evaluated = run.schedule.evaluation_due(0, run.schedule.rounds)
+    evaluated = run.schedule.evaluation_due(0)
     with round_errors(0):
         if run.algorithm.warm_start:
             server = warm_start(run, server, record)
@@ -62,8 +62,9 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
     record |= {"down_bytes": population * nbytes(x0), "up_bytes": 0}
     values = partial(local_values, run, monotonic())
     total = torch.zeros_like(x0, dtype=torch.float64)
-    for group, size in enumerate(run.groups.sizes):
-        mine, upcoming = run.groups.assignment(group), run.groups.assignment(group + 1)
+    groups = run.warm_start_groups
+    for group, size in enumerate(groups.sizes):
+        mine, upcoming = groups.assignment(group), groups.assignment(group + 1)
         training.clients.prefetch([*mine.trained, *upcoming.trained])
         # The log counts the pass as round 0, and so do errors, which count from the task's round.
         tasks = [training.clients.task(i, 0)._replace(round=-1) for i in mine.trained]
@@ -85,7 +86,7 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
         training.states.save(mine, states, x0)
         timer.mark("write")
         # After the last group the first round takes the signal: the pass need not be repeated.
-        if (stop := RoundRequests.of(maxima).stop) and group + 1 < len(run.groups.sizes):
+        if (stop := RoundRequests.of(maxima).stop) and group + 1 < len(groups.sizes):
             raise stopped(stop, 0, run.schedule.rounds)
     record["store_s"] = training.states.pop_elapsed_s()
     after = algorithm.warm_start_server(server, (total / population).to(x0.dtype))

@@ -73,14 +73,6 @@ class RunHooks(Protocol):
         ...
 
 
-class Due(Protocol):
-    """Decides whether an evaluation or a checkpoint is due."""
-
-    def __call__(self, round: int, rounds: int) -> bool:
-        """Whether it is due after ``round`` of ``rounds`` rounds."""
-        ...
-
-
 @dataclass(frozen=True)
 class Schedule:
     """The plan of all rounds; the same on every rank, except for ``assignment``."""
@@ -92,8 +84,10 @@ class Schedule:
     """From a round to the clients of this rank; to none after the last round."""
     local_lr: Callable[[int], float]
     """From a round to its local learning rate."""
-    evaluation_due: Due
-    checkpoint_due: Due
+    evaluation_due: Callable[[int], bool]
+    """Whether the model after so many rounds is evaluated."""
+    checkpoint_due: Callable[[int], bool]
+    """Whether a checkpoint is committed after so many rounds, whatever the clock says."""
     checkpoint_minutes: float | None
     """A checkpoint is also due so many minutes after the last one; None: never."""
 
@@ -103,8 +97,8 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Groups:
-    """All clients in groups, for a pass over all of them; no groups where no pass is needed."""
+class WarmStartGroups:
+    """All clients in groups, for the pass of a warm start; no groups where none is needed."""
 
     sizes: Sequence[int]
     """Clients of each group."""
@@ -130,8 +124,7 @@ class Run:
     algorithm: Algorithm
     schema: RoundSchema
     x0: Vector
-    groups: Groups
-    """Of the warm start."""
+    warm_start_groups: WarmStartGroups
     schedule: Schedule
     training: Training
     comm: Comm

@@ -59,7 +59,7 @@ class TrajectoryRecorder:
         Raises:
             DivergedError, ClientError: see ``hpcfl.engine.loop.run_rounds``.
         """
-        schedule = replace(run.schedule, evaluation_due=lambda round, rounds: True)
+        schedule = replace(run.schedule, evaluation_due=lambda round: True)
         executor = _RecordingExecutor(run.algorithm, gradient, sgd, self._rounds)
         run = replace(run, schedule=schedule, training=replace(run.training, executor=executor))
         run_rounds(run, run.algorithm.init_server(run.x0), 0)

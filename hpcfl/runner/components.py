@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import LOSS, FullGradient, RoundSchema, dry_round, nbytes
 from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
-from hpcfl.engine.run import Groups, Run, RunHooks, Schedule, Training
+from hpcfl.engine.run import Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import (
     BrokenRuleError,
@@ -408,14 +408,14 @@ def build_run(
         algorithm=c.algorithm,
         schema=c.schema,
         x0=c.x0,
-        groups=Groups([len(group) for group in groups], group_assignment),
+        warm_start_groups=WarmStartGroups([len(group) for group in groups], group_assignment),
         schedule=Schedule(
             rounds=job.rounds,
             draw=draw,
             assignment=balance.assignment,
             local_lr=job.local_lr,
-            evaluation_due=job.evaluate.due,
-            checkpoint_due=job.checkpoint.due,
+            evaluation_due=partial(job.evaluate.due, rounds=job.rounds),
+            checkpoint_due=partial(job.checkpoint.due, rounds=job.rounds),
             checkpoint_minutes=job.checkpoint.minutes,
         ),
         training=Training(
