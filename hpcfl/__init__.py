@@ -112,8 +112,8 @@ def run(
 
     require_callbacks("hpcfl.run(callbacks=...)", callbacks)
     out = Path(out) if out else None
-    loaded, kept = load_job(job, overrides, out=out, model=model, data=data, origin=OVERRIDES)
-    return start(loaded, out, continued=continued, kept=kept, callbacks=callbacks)
+    loaded, kept_files = load_job(job, overrides, out=out, model=model, data=data, origin=OVERRIDES)
+    return start(loaded, out, continued=continued, kept_files=kept_files, callbacks=callbacks)
 
 
 def resume(

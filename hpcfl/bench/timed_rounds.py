@@ -49,7 +49,9 @@ class LogOnly:
         self.waited += record.get("store_s", 0.0)
         self._log.write(record)
 
-    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+    def begin_checkpoint(
+        self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
+    ) -> None:
         """Commit nothing."""
 
     def commit_checkpoint(self, round: int) -> None:

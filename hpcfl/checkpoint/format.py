@@ -38,7 +38,7 @@ def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> 
     return _nested(_load(path, device), template, path)
 
 
-def read_kept(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]:
+def read_extra_tensors(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]:
     """Read the other tensors of a checkpoint; call ``read_server`` first, which checks the file.
 
     Raises:

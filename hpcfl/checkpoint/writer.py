@@ -45,7 +45,7 @@ class CheckpointContents:
     """Rounds completed."""
     server: Any
     """The server's state."""
-    kept: Mapping[str, Tensor]
+    extra_tensors: Mapping[str, Tensor]
     """Other tensors that later rounds need, by name."""
     job: str
     """The fingerprint of the job; a resume refuses another."""
@@ -153,8 +153,8 @@ def begin(
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         files = {SERVER: flatten_server(contents.server)}
-        if contents.kept:
-            files[KEPT] = {name: copied(tensor) for name, tensor in contents.kept.items()}
+        if contents.extra_tensors:
+            files[KEPT] = {name: copied(tensor) for name, tensor in contents.extra_tensors.items()}
         written.append(background.submit(_write, folder, files, contents.best, sync_log))
     comm.barrier()  # no rank may write into the folder before rank 0 has made it
     written += store.snapshot(folder)

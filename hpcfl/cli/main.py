@@ -148,8 +148,8 @@ def _run(options: argparse.Namespace) -> None:
     from hpcfl.runner.objects import load_job
     from hpcfl.runner.start import start
 
-    loaded, kept = load_job(options.job, options.overrides, out=out)
-    start(loaded, out, continued=options.continued, kept=kept)
+    loaded, kept_files = load_job(options.job, options.overrides, out=out)
+    start(loaded, out, continued=options.continued, kept_files=kept_files)
 
 
 def _resume(options: argparse.Namespace) -> None:

@@ -81,14 +81,14 @@ class Observer:
         self._previous: Vector | None = None  # the model before the last round
 
     @property
-    def kept(self) -> dict[str, Tensor]:
+    def extra_tensors(self) -> dict[str, Tensor]:
         """Tensors for a checkpoint, which the next rounds need; the same on every rank."""
         return {} if self._previous is None else {_PREVIOUS: self._previous}
 
-    def restore(self, kept: Mapping[str, Tensor]) -> None:
+    def restore(self, extra_tensors: Mapping[str, Tensor]) -> None:
         """Continue with the tensors of a checkpoint."""
         # Not kept where cosine is off: it would be out of date when a resume switches it on.
-        self._previous = kept.get(_PREVIOUS) if self._config.cosine else None
+        self._previous = extra_tensors.get(_PREVIOUS) if self._config.cosine else None
 
     def needs_local_models(self, round: int) -> bool:
         """Whether ``observe`` needs the last local models of ``round``, counted from zero."""

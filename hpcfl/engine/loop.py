@@ -53,7 +53,7 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
         if agreed.low_on_rows or not agreed.writing:  # wait for writes only where rows run out
             hooks.commit_checkpoint(done)
         if agreed.stop or agreed.save or schedule.checkpoint_due(done):
-            hooks.begin_checkpoint(done, server, run.observer.kept)
+            hooks.begin_checkpoint(done, server, run.observer.extra_tensors)
             run.signals.save, saved = False, monotonic()
         if agreed.stop and done < schedule.rounds:
             hooks.commit_checkpoint(done)

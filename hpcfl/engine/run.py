@@ -56,10 +56,12 @@ class RunHooks(Protocol):
         """
         ...
 
-    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+    def begin_checkpoint(
+        self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
+    ) -> None:
         """Begin a checkpoint of the state after ``round`` rounds; a pending one is committed first.
 
-        ``kept``: tensors that the next rounds need besides the server and the clients' states.
+        ``extra_tensors``: what the next rounds need besides the server and client states.
         """
         ...
 

@@ -78,7 +78,9 @@ class TrajectoryRecorder:
     def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         """Write no log."""
 
-    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+    def begin_checkpoint(
+        self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
+    ) -> None:
         """Write no checkpoint."""
 
     def commit_checkpoint(self, round: int) -> None:

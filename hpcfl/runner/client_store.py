@@ -17,19 +17,24 @@ GIB = 1 << 30
 
 
 def make_client_store(
-    config: Store, kept: StateSchema, root: Path, rank: int, session_id: str, clients: Sequence[int]
+    config: Store,
+    state_schema: StateSchema,
+    root: Path,
+    rank: int,
+    session_id: str,
+    clients: Sequence[int],
 ) -> ClientStore:
     """Make the store of the states of ``clients``.
 
     Args:
         config: the job's section.
-        kept: the shape of a state.
+        state_schema: the shape of a state.
         root: the folder of the run's stores.
         rank: whose clients they are.
         session_id: the id of this session, see ``RankSession``.
         clients: those of the rank.
     """
-    if not kept.fields:
+    if not state_schema.fields:
         return NullStore(rank)
     cache = int(config.cache_gib * GIB)
 
@@ -60,9 +65,9 @@ def make_client_store(
             raise
         return ScratchStore(scratch, permanent, own)
 
-    if kept.own.fields and kept.shared.fields:
+    if state_schema.own.fields and state_schema.shared.fields:
         # The states' own parts are mostly small: they get the cache they need, at most half of it.
-        own = min(cache // 2, len(clients) * footprint(kept.own))
-        shared = build(folder_of_shared(root), kept.shared, cache - own, "shared")
-        return SharedStore(kept, build(root, kept.own, own, "own"), shared)
-    return build(root, kept, cache, "own")
+        own = min(cache // 2, len(clients) * footprint(state_schema.own))
+        shared = build(folder_of_shared(root), state_schema.shared, cache - own, "shared")
+        return SharedStore(state_schema, build(root, state_schema.own, own, "own"), shared)
+    return build(root, state_schema, cache, "own")

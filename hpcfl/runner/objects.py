@@ -188,7 +188,7 @@ def load_job(
     if isinstance(model, type | FunctionType):
         objects.check_arguments(model)
     objects.keep_classes()
-    name = run_name(file.name, texts, [*objects.kept.contents])
+    name = run_name(file.name, texts, [*objects.kept_files.contents])
     if copies:
         objects.keep_named()
     root = (out or RUNS / name).absolute()
@@ -196,7 +196,7 @@ def load_job(
     for file_name, (source, what) in objects.code.items():
         require_same(_executed(root / KEPT / file_name, source, what), what)
     loaded = check(file, name)
-    return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept
+    return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept_files
 
 
 @contextmanager
@@ -210,11 +210,11 @@ def loaded_for_trial(
     """
     with TemporaryDirectory(prefix="hpcfl-") as root:
         out = Path(root) / "run"
-        loaded, kept = load_job(
+        loaded, kept_files = load_job(
             job, overrides, out=out, model=model, data=data, copies=False, origin=OVERRIDES
         )
         with RunDir(out) as folder, settings_restored():
-            kept.write(folder)
+            kept_files.write(folder)
             yield loaded
 
 
@@ -222,7 +222,7 @@ class _Objects:
     """Puts objects into a job as names, and collects the files that keep them."""
 
     def __init__(self, file: JobFile) -> None:
-        self.kept = KeptFiles()
+        self.kept_files = KeptFiles()
         self.notes: list[str] = []
         self.code: dict[str, tuple[KeptSource, str]] = {}
         """The source of each file of code, and what needs it for messages; by the file's name."""
@@ -250,7 +250,7 @@ class _Objects:
                     "augmentation)"
                 )
             name = f"data-{digest(arrays)}.npz"
-            path = self.kept.add_written(name, partial(write_arrays, arrays))
+            path = self.kept_files.add_written(name, partial(write_arrays, arrays))
             if data.owners is not None:  # the owners divide it
                 for key in ("partition", "clients"):
                     division.pop(key, None)
@@ -347,10 +347,10 @@ class _Objects:
         """
 
         def keep(named: KeptName) -> str:
-            if named.path.name not in self.kept.contents:
+            if named.path.name not in self.kept_files.contents:
                 if named.path.suffix == ".py":
                     load_code(named.path)  # now, as the copy is written later
-                self.kept.add_written(named.path.name, partial(_copy, named.path))
+                self.kept_files.add_written(named.path.name, partial(_copy, named.path))
             return in_own_run(named)
 
         self._file.tree = replace_kept(self._file.tree, keep)
@@ -376,7 +376,7 @@ class _Objects:
     def _code(self, classes: Sequence[Any], what: str) -> str:
         """The path, in a job, of a file with classes of ``__main__`` and what they use."""
         source = source_of(classes, what)
-        path = self.kept.add("code", source.text.encode(), ".py")
+        path = self.kept_files.add("code", source.text.encode(), ".py")
         self.code[Path(path).name] = source, what
         return path
 
@@ -406,8 +406,8 @@ class _Objects:
             refuse_kept(module_name, name, _MODEL)
             if module_name == MAIN:
                 of_main.append(getattr(sys.modules[MAIN], name.partition(".")[0]))
-        of = self.kept.add("model", content, OBJECT)
-        init = self.kept.add("model", save_tensors(weights), ".safetensors")
+        of = self.kept_files.add("model", content, OBJECT)
+        init = self.kept_files.add("model", save_tensors(weights), ".safetensors")
         self.notes.append("model: starts from the module's present weights")
         code = {"code": self._code([*dict.fromkeys(of_main)], _MODEL)} if of_main else {}
         return {"name": "module", "of": of, **code, "init": init}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.checkpoint import buffers
-from hpcfl.checkpoint.format import read_kept, read_server
+from hpcfl.checkpoint.format import read_extra_tensors, read_server
 from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.engine.dry_round import dry_round
@@ -44,7 +44,7 @@ class StartPoint(NamedTuple):
     server: Any
     round: int
     """Rounds completed."""
-    kept: Mapping[str, Tensor]
+    extra_tensors: Mapping[str, Tensor]
     """Other tensors of the checkpoint, such as the last update of x."""
 
 
@@ -73,12 +73,12 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     if folder.root != request.source.root:
         request = _copy(session, request)
         verify_all = False  # the states were compared as they were copied
-    kept = from_rank_0(comm, lambda: _lock(session, request))
+    retained_rounds = from_rank_0(comm, lambda: _lock(session, request))
     comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
-    with raise_collectively(comm), request.suggest_older(kept):
-        newest = find(folder.checkpoints, kept[-1])
+    with raise_collectively(comm), request.suggest_older(retained_rounds):
+        newest = find(folder.checkpoints, retained_rounds[-1])
         server = read_server(newest, components.schema.server, components.device)
-        also_kept = read_kept(newest, components.device)
+        extra_tensors = read_extra_tensors(newest, components.device)
         if comm.rank == 0:
             require_log_prefix(folder.log, newest.log)
         table = Table.load(newest.folder, folder.stores)
@@ -89,19 +89,19 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             rows=verify_all,
             show_progress=comm.rank == 0,
         )
-    folders = [folder_of(folder.checkpoints, round) for round in kept]
+    retained_folders = [folder_of(folder.checkpoints, round) for round in retained_rounds]
     with raise_collectively(comm):
         session.run_files = newest.run_files
         session.components = _with_initial_model(components, folder, newest)
-        if comm.rank == 0 and rounds(folder.checkpoints) == kept:
-            session.prune_stores(folders)  # makes room, if this start is to copy states
+        if comm.rank == 0 and rounds(folder.checkpoints) == retained_rounds:
+            session.prune_stores(retained_folders)  # makes room, if this start is to copy states
     session.open_store()
     with raise_collectively(comm):
-        session.restore_states(newest, folders)
+        session.restore_states(newest, retained_folders)
     with raise_collectively(comm):
         if comm.rank == 0:
-            _rewind(session, newest, folders, request.job_after)
-    return StartPoint(server, newest.round, also_kept)
+            _rewind(session, newest, retained_folders, request.job_after)
+    return StartPoint(server, newest.round, extra_tensors)
 
 
 def _lock(session: RankSession, request: ResumeRequest) -> list[int]:
@@ -116,10 +116,10 @@ def _lock(session: RankSession, request: ResumeRequest) -> list[int]:
     if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
         raise JobError(f"{folder.job}: was changed while it was read; resume again")
     folder.history_entries()  # fails now, not when this start is added, if it is damaged
-    kept = request.checkpoint_rounds(folder, session.inputs)
+    retained_rounds = request.checkpoint_rounds(folder, session.inputs)
     prune(folder.checkpoints)
-    _require_older_whole(folder.checkpoints, kept)
-    return kept
+    _require_older_whole(folder.checkpoints, retained_rounds)
+    return retained_rounds
 
 
 def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
@@ -129,9 +129,9 @@ def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
         The request with the job of the copy.
     """
     comm, source = session.comm, request.source
-    kept = from_rank_0(comm, lambda: request.checkpoint_rounds(source, session.inputs))
-    with request.suggest_older(kept), raise_collectively(comm):
-        at = find(source.checkpoints, kept[-1])
+    retained_rounds = from_rank_0(comm, lambda: request.checkpoint_rounds(source, session.inputs))
+    with request.suggest_older(retained_rounds), raise_collectively(comm):
+        at = find(source.checkpoints, retained_rounds[-1])
         check_files(at)
     branch = None
     if request.parent is not None:
@@ -151,7 +151,7 @@ def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
         _with_initial_model(
             session.components, source, at
         )  # only to find out whether it can be read
-    with request.suggest_older(kept):
+    with request.suggest_older(retained_rounds):
         copy_run(
             source,
             at,
@@ -206,18 +206,20 @@ def _with_initial_model(components: Components, folder: RunDir, at: Checkpoint) 
     return components.changed(x0=folder.read_initial(components.x0).to(components.device))
 
 
-def _require_older_whole(root: Path, kept: Sequence[int]) -> None:
+def _require_older_whole(root: Path, retained_rounds: Sequence[int]) -> None:
     """Check the files of the older checkpoints: they are kept, and the next commit reads them."""
-    for round in kept[:-1]:
+    for round in retained_rounds[:-1]:
         try:
             check_files(find(root, round))
         except StoreError as e:
             raise StoreError(
-                f"{e}, or remove this one's folder to resume from round {kept[-1]}"
+                f"{e}, or remove this one's folder to resume from round {retained_rounds[-1]}"
             ) from e
 
 
-def _rewind(session: RankSession, newest: Checkpoint, kept: Sequence[Path], job: bytes) -> None:
+def _rewind(
+    session: RankSession, newest: Checkpoint, retained_folders: Sequence[Path], job: bytes
+) -> None:
     """Delete everything that was written after the checkpoint ``newest``; on rank 0 alone.
 
     The order of the steps leaves the run resumable if a kill interrupts it between any two.
@@ -226,7 +228,7 @@ def _rewind(session: RankSession, newest: Checkpoint, kept: Sequence[Path], job:
     delete_newer(folder.checkpoints, newest.round)
     if folder.job.read_bytes() != job:
         write_file(folder.job, job, advice=STANDS)
-    session.prune_stores(list(kept))
+    session.prune_stores(list(retained_folders))
     truncate_log(folder.log, newest.log)
     session.best.restore(newest.best)
     folder.hold_open()

@@ -127,9 +127,9 @@ class ResumeRequest:
             JobError: that round is not kept, the rounds asked for are done, or job.yaml changed.
             StoreError: there is no checkpoint, or a damaged one.
         """
-        kept = rounds(folder.checkpoints, self.round)
-        with self.suggest_older(kept):
-            newest = find(folder.checkpoints, kept[-1])
+        retained_rounds = rounds(folder.checkpoints, self.round)
+        with self.suggest_older(retained_rounds):
+            newest = find(folder.checkpoints, retained_rounds[-1])
         places = input_places(flatten(self.loaded.tree))
         before = input_places(flatten(load_run(folder).tree))
         if newest.job != folder.job_fingerprint:
@@ -140,13 +140,13 @@ class ResumeRequest:
         names, earlier = InputNames(places), InputNames(before)
         require_same(newest.inputs, inputs, names, earlier, folder.root)
         if self.loaded.job.rounds < newest.round:
-            self._refuse_fewer_rounds(newest.round, kept)
-        return kept
+            self._refuse_fewer_rounds(newest.round, retained_rounds)
+        return retained_rounds
 
-    def _refuse_fewer_rounds(self, done: int, kept: Sequence[int]) -> NoReturn:
+    def _refuse_fewer_rounds(self, done: int, retained_rounds: Sequence[int]) -> NoReturn:
         """Refuse a number of rounds below that of the checkpoint to begin at."""
         asked, root = self.loaded.job.rounds, quote(str(self.source.root))
-        older = [str(round) for round in kept if round <= asked]
+        older = [str(round) for round in retained_rounds if round <= asked]
         cure = f"; give rounds={done} or more"
         if older:
             back = f"`hpcfl resume {root} rounds={asked} --round T`"
@@ -154,13 +154,14 @@ class ResumeRequest:
         raise JobError(f"rounds: {asked} are asked for, but {done} are done{cure}")
 
     @contextmanager
-    def suggest_older(self, kept: Sequence[int]) -> Iterator[None]:
-        """Add to an error about the last of ``kept`` how to resume from the one before it."""
+    def suggest_older(self, retained_rounds: Sequence[int]) -> Iterator[None]:
+        """Add to an error about the last of these rounds how to resume from the one before it."""
         try:
             yield
         except (StoreError, DiskError) as e:
-            if len(kept) > 1:
-                offer = f"the one before: `hpcfl resume {self.source.root} --round {kept[-2]}`"
+            if len(retained_rounds) > 1:
+                before = retained_rounds[-2]
+                offer = f"the one before: `hpcfl resume {self.source.root} --round {before}`"
             else:
                 offer = "no older one is kept: run the job again into another directory"
             message = f"{e}; {offer}"

@@ -141,12 +141,12 @@ class RankSession:
         """The rows that this rank needs for all rounds, for each part of the states."""
         return [int(part.rows[self.comm.rank]) for part in self._usage.states]
 
-    def restore_states(self, checkpoint: Checkpoint, kept: list[Path]) -> None:
+    def restore_states(self, checkpoint: Checkpoint, retained_folders: list[Path]) -> None:
         """Restore the states of a checkpoint, with rows for the rounds to come.
 
         Args:
             checkpoint: which one.
-            kept: the folders of the checkpoints whose states must not be changed.
+            retained_folders: those of the checkpoints whose states must not be changed.
         """
         table = row_tables.Table.load(checkpoint.folder, self.folder.stores)
         if table.ranks != checkpoint.ranks:
@@ -155,7 +155,7 @@ class RankSession:
                 f"{checkpoint.ranks}"
             )
         self.store.restore(table, self.comm.size, self._rows_of_run)
-        self.store.retain(kept)
+        self.store.retain(retained_folders)
 
     def require_clients(self) -> None:
         """Refuse cohorts that are all empty, unless a warm start trains; called on rank 0.
@@ -180,9 +180,9 @@ class RankSession:
         """The simulated schedule of all rounds."""
         return simulate_schedule(self.components, self.comm.size)
 
-    def prune_stores(self, kept: list[Path]) -> None:
+    def prune_stores(self, retained_folders: list[Path]) -> None:
         """Delete the segments of earlier starts that no checkpoint needs; on rank 0 alone."""
-        row_tables.prune(self.folder.stores, row_tables.named(kept), self.session_id)
+        row_tables.prune(self.folder.stores, row_tables.named(retained_folders), self.session_id)
 
     def require_in_place(self) -> None:
         """Check, on this rank, that the files and folders that a resume needs are still there.
@@ -302,13 +302,15 @@ class RankSession:
             self.comm.progress.phase = "in a callback"
             callbacks.round(record, RoundModel(x, self.components.model))
 
-    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, Tensor]) -> None:
+    def begin_checkpoint(
+        self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
+    ) -> None:
         """Collective: begin a checkpoint; a pending one is committed first.
 
         Args:
             round: rounds completed.
             server: the algorithm's.
-            kept: other tensors that the coming rounds need.
+            extra_tensors: other tensors that the coming rounds need.
 
         Raises:
             RankError: the ranks' models differ.
@@ -327,7 +329,7 @@ class RankSession:
         contents = CheckpointContents(
             round=round,
             server=server,
-            kept=kept,
+            extra_tensors=extra_tensors,
             job=self.folder.job_fingerprint,
             inputs=self.inputs,
             log=log,

@@ -102,7 +102,7 @@ def start(
     out: Path | None = None,
     *,
     continued: bool = False,
-    kept: KeptFiles | None = None,
+    kept_files: KeptFiles | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Start a run in a directory of its own; collective if a launcher started several ranks.
@@ -111,7 +111,7 @@ def start(
         loaded: the checked job.
         out: the run directory; runs/NAME when absent.
         continued: resume where the directory holds a checkpoint of this job.
-        kept: files that the job names in the run directory, to be written there.
+        kept_files: files that the job names in the run directory, to be written there.
         callbacks: objects beside those that the job names.
 
     Raises:
@@ -120,7 +120,7 @@ def start(
     """
     folder = RunDir(out or RUNS / loaded.name)
     set_resumable(folder.root if continued else None)
-    return _run(loaded, folder, continued=continued, kept=kept, callbacks=callbacks)
+    return _run(loaded, folder, continued=continued, kept_files=kept_files, callbacks=callbacks)
 
 
 def resume(
@@ -177,7 +177,7 @@ def _run(
     request: ResumeRequest | None = None,
     copied: bool = False,
     continued: bool = False,
-    kept: KeptFiles | None = None,
+    kept_files: KeptFiles | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Collective: everything from connecting the ranks to the last round.
@@ -188,7 +188,7 @@ def _run(
         request: which checkpoint to resume from, where the user asked for one.
         copied: whether ``folder`` is to become a copy of the run that is resumed.
         continued: resume from the folder's newest checkpoint, where there is one.
-        kept: files to write to the folder first.
+        kept_files: files to write to the folder first.
         callbacks: objects beside those that the job names.
     """
     config = loaded.job.comm
@@ -200,8 +200,8 @@ def _run(
         Signals(latch_interrupt=False) as signals,
         folder,
     ):
-        if kept is not None:
-            kept.require_alike(comm)
+        if kept_files is not None:
+            kept_files.require_alike(comm)
         ranks = discover_ranks(loaded, folder.root, comm)
         resumed = request is not None or (
             continued and from_rank_0(comm, partial(_has_checkpoint, folder))
@@ -212,9 +212,9 @@ def _run(
                 if copied:  # other ranks would remember for a while that NFS has no such folder
                     require_absent(folder.root)
                 named = make_callbacks(loaded.job.callbacks, loaded.job.seed) + named
-                _fetch_files(loaded, folder, kept, resumed=resumed)
-        if kept is not None:
-            kept.release()
+                _fetch_files(loaded, folder, kept_files, resumed=resumed)
+        if kept_files is not None:
+            kept_files.release()
         with raise_collectively(comm):
             fingerprints = Fingerprints(
                 loaded.job.data, loaded.job.cohort, input_places(flatten(loaded.tree))
@@ -255,7 +255,7 @@ def _run(
 
 
 def _fetch_files(
-    loaded: LoadedJob, folder: RunDir, kept: KeptFiles | None, *, resumed: bool
+    loaded: LoadedJob, folder: RunDir, kept_files: KeptFiles | None, *, resumed: bool
 ) -> None:
     """Bring the files that the run reads into place; on rank 0 alone.
 
@@ -263,8 +263,8 @@ def _fetch_files(
         JobError, DataError: one cannot be fetched or written.
     """
     loaded.job.log.check()
-    if kept is not None:
-        kept.write(folder)
+    if kept_files is not None:
+        kept_files.write(folder)
     fetch_data(loaded)
     if not resumed:
         fetch_model(loaded)
@@ -343,7 +343,7 @@ def _run_rounds(session: RankSession, ranks: Ranks, point: StartPoint, signals: 
                     list_kept_rounds(session, progress)
             session.start_callbacks(done)
         run = build_run(components, comm, session.owner, session.store, gradient, session, signals)
-        run.observer.restore(point.kept)
+        run.observer.restore(point.extra_tensors)
         if not finished:  # a signal came during the start-up: a checkpoint is there already
             stop = int(comm.allreduce_max(np.array([signals.stop], dtype=np.float64))[0])
             if stop:

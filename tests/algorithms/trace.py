@@ -77,7 +77,9 @@ class _Hooks:
     def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         pass
 
-    def begin_checkpoint(self, round: int, server: Any, kept: Mapping[str, torch.Tensor]) -> None:
+    def begin_checkpoint(
+        self, round: int, server: Any, extra_tensors: Mapping[str, torch.Tensor]
+    ) -> None:
         self._trace.servers.append(server)
         self._trace.states.append([self._store.load(i) for i in self._clients])
         self._trace.gradients.append(self._gradient.answers)
