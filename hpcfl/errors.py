@@ -42,7 +42,7 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in cut)
 
 
-def place(error: BaseException) -> str:
+def user_code_location(error: BaseException) -> str:
     """Find the innermost line of the user's own code in an error's traceback.
 
     Returns:
@@ -60,7 +60,10 @@ def place(error: BaseException) -> str:
 
 
 def defined(function: Callable[..., Any]) -> str:
-    """The definition of a user's function, in the form of ``place``; "" for a function of hpcfl."""
+    """The definition of a user's function, in the form of ``user_code_location``.
+
+    "" for a function of hpcfl.
+    """
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
@@ -82,20 +85,20 @@ def is_fault_of_hpcfl(error: BaseException, *called: object) -> bool:
     """
     package = __name__.partition(".")[0]
     of_user = any(type(part).__module__.partition(".")[0] != package for part in called)
-    return not (of_user or place(error) or lacks_memory(error))
+    return not (of_user or user_code_location(error) or lacks_memory(error))
 
 
 def described(error: BaseException, *, otherwise: str = "") -> str:
-    """Describe an error with its place: " in NAME (FILE:LINE): TYPE: MESSAGE".
+    """Describe an error with its location: " in NAME (FILE:LINE): TYPE: MESSAGE".
 
     Args:
         error: any.
-        otherwise: the place if no line of the traceback is the user's.
+        otherwise: the location if no line of the traceback is the user's.
     """
     if isinstance(error, BrokenRuleError):
-        return f"{error.place}: {error}"
+        return f"{error.location}: {error}"
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"{place(error) or otherwise}: {text}"
+    return f"{user_code_location(error) or otherwise}: {text}"
 
 
 def traceback_wanted() -> bool:
@@ -133,13 +136,13 @@ class BrokenRuleError(TypeError):
 
     Args:
         message: which rule, and what to do.
-        place: of the hook, in the form of the function ``place``.
+        location: of the hook, in the form of the function ``user_code_location``.
         collective: whether every rank raises it at this point.
     """
 
-    def __init__(self, message: str, place: str = "", *, collective: bool = False) -> None:
+    def __init__(self, message: str, location: str = "", *, collective: bool = False) -> None:
         super().__init__(message)
-        self.place, self.collective = place, collective
+        self.location, self.collective = location, collective
 
 
 class HpcflError(Exception):
@@ -151,20 +154,20 @@ class HpcflError(Exception):
         message: where, what was found, what was expected, what to do.
         collective: whether every rank raises an error at this point, so that all can close the
             group; None: the class's value.
-        speaker: whether this rank prints it, even if it is not rank 0.
+        prints: whether this rank prints the error though it is not rank 0.
         exit_code: of the process; None: the class's value.
     """
 
     exit_code = 1
     collective = False
-    speaker = False
+    prints = False
 
     def __init__(
         self,
         message: str,
         *,
         collective: bool | None = None,
-        speaker: bool = False,
+        prints: bool = False,
         exit_code: int | None = None,
     ) -> None:
         super().__init__(message)
@@ -172,7 +175,7 @@ class HpcflError(Exception):
             self.collective = collective
         if exit_code is not None:
             self.exit_code = exit_code
-        self.speaker = speaker
+        self.prints = prints
 
     def __str__(self) -> str:
         return one_line(super().__str__())
@@ -280,7 +283,9 @@ class ClientError(HpcflError):
 
     def __str__(self) -> str:
         cause = self.__cause__
-        return one_line(f"{self.args[0]}{described(cause)}{hint()}" if cause else self.args[0])
+        return one_line(
+            f"{self.args[0]}{described(cause)}{traceback_hint()}" if cause else self.args[0]
+        )
 
 
 class RankError(HpcflError):
@@ -352,10 +357,10 @@ def as_job_error(
 
     def convert(e: Exception) -> JobError | None:
         # An error without any code of the user is a fault of hpcfl, and keeps its traceback.
-        if not (place(e) or defined(function) or lacks_memory(e)):
+        if not (user_code_location(e) or defined(function) or lacks_memory(e)):
             return None
         text = described(e, otherwise=defined(function))
-        return JobError(f"{where}: {does}{text}{advice or hint()}")
+        return JobError(f"{where}: {does}{text}{advice or traceback_hint()}")
 
     with convert_errors(convert):
         yield
@@ -367,6 +372,6 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
-def hint() -> str:
+def traceback_hint() -> str:
     """How to see an error's traceback, for the end of its line."""
     return "" if traceback_wanted() else f"; {TRACEBACK}=1 shows the whole traceback"

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_hpcfl_error(error: HpcflError) -> int:
     """Print an error, if this rank is the one to do so; return its exit code."""
-    if error.speaker or _may_print():
+    if error.prints or _may_print():
         _print_error(f"{type(error).__name__}: {error}", error)
     return error.exit_code
 

@@ -43,7 +43,7 @@ def raise_collectively(comm: Comm) -> Iterator[None]:
     messages = comm.allgather(f"{type(failed).__name__}: {failed}" if failed else "")
     if failed and comm.size - comm.rank == first:
         # By now every rank raises at this point, and this one reports it.
-        failed.collective = failed.speaker = True
+        failed.collective = failed.prints = True
         raise failed
     raise RemoteRankError(int(code), messages[comm.size - int(first)])
 

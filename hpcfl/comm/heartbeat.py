@@ -72,14 +72,14 @@ class Heartbeat(BaseModel):
     @property
     def where(self) -> str:
         """Its round and phase, in words."""
-        return place(self.round, self.phase)
+        return round_and_phase(self.round, self.phase)
 
     def age(self, now: float) -> float:
         """Seconds since it was written; 0 where the hosts' clocks differ by more."""
         return max(0.0, now - self.time)
 
 
-def place(round: int, phase: str) -> str:
+def round_and_phase(round: int, phase: str) -> str:
     """A round and a phase in words."""
     return f"in round {round}, {phase}" if round else phase
 

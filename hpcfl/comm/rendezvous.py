@@ -178,7 +178,7 @@ def resolve(host: str, launch: Launch, advice: str) -> None:
         raise RankError(
             f"rank {launch.rank} of {launch.size}: the name of host {host} cannot be resolved "
             f"({error.strerror}); {advice}",
-            speaker=not launch.local_rank,  # one rank of each host
+            prints=not launch.local_rank,  # one rank of each host
         ) from error
 
 
@@ -206,7 +206,7 @@ def _wait_for_all(store: TCPStore, launch: Launch, deadline: float, timeout_s: f
         raise RankError(
             f"rank {launch.rank} of {launch.size}: rank 0 is gone before all ranks have met; its "
             "own message, if it printed one, is above",
-            speaker=True,  # because rank 0 cannot
+            prints=True,  # because rank 0 cannot
         ) from error
 
 
@@ -261,7 +261,7 @@ def _wait_until_it_listens(host: str, port: int, deadline: float) -> None:
 def _failed(verb: str, host: str, port: int, launch: Launch) -> RankError:
     message = f"rank {launch.rank} of {launch.size} cannot {verb} the store at {host}:{port}"
     # Every rank reports it: rank 0, which usually does, may not be there.
-    return RankError(f"{message}; is rank 0 alive, the port free and open?", speaker=True)
+    return RankError(f"{message}; is rank 0 alive, the port free and open?", prints=True)
 
 
 def _do_nothing() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
-from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, place
+from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, round_and_phase
 from hpcfl.comm.solo import end_process
 
 PERIOD_S = 5.0  # between two heartbeats, at most ...
@@ -107,7 +107,7 @@ class Watchdog:
         """Print why the run ends, unless another rank does, and end this process."""
         line = (
             f"RankError: [rank {self._rank} of {self._size}] waited {self._timeout_s:g} s for the "
-            f"other ranks, {place(self.progress.round, self.progress.phase)}: {reason}"
+            f"other ranks, {round_and_phase(self.progress.round, self.progress.phase)}: {reason}"
         )
         if not self.claim_report(line):
             self._end_after_report()

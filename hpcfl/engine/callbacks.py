@@ -11,7 +11,7 @@ from torch import nn
 from hpcfl import seeds
 from hpcfl.engine.global_generators import seeded
 from hpcfl.engine.process_settings import settings_restored
-from hpcfl.errors import HookError, as_disk_error, described, hint
+from hpcfl.errors import HookError, as_disk_error, described, traceback_hint
 from hpcfl.models.flat_vector import load
 from hpcfl.types import Record, Vector
 
@@ -174,5 +174,5 @@ def undisturbed(seed: int) -> Iterator[None]:
 def advice(error: BaseException) -> str:
     """What to do about an error of a callback, for the end of its line."""
     if isinstance(error, Exception):
-        return hint()
+        return traceback_hint()
     return "; to stop the run with a checkpoint, call signal.raise_signal(signal.SIGTERM)"

@@ -138,8 +138,8 @@ def full_gradient_points(algorithm: Algorithm, server: Any) -> tuple[Vector, ...
         known = ", ".join(get_args(FullGradientScope))
         said = f"is {algorithm.full_gradient!r:.60}, expected one of {known}"
         scope: Any = getattr_static(type(algorithm), "full_gradient")
-        place = defined(scope.fget) if isinstance(scope, property) and scope.fget else ""
-        raise BrokenRuleError(f"{type(algorithm).__name__}.full_gradient {said}", place)
+        location = defined(scope.fget) if isinstance(scope, property) and scope.fget else ""
+        raise BrokenRuleError(f"{type(algorithm).__name__}.full_gradient {said}", location)
     if algorithm.full_gradient == "none":
         return ()
     hook = "full_gradient_points"

@@ -15,7 +15,7 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
-from hpcfl.errors import HpcflError, JobError, described, hint, place
+from hpcfl.errors import HpcflError, JobError, described, traceback_hint, user_code_location
 from hpcfl.io.code_file import find_object, import_advice, is_in_file, require_kept
 from hpcfl.job.yaml_file import JobFile, plain
 from hpcfl.models import MODELS
@@ -188,7 +188,8 @@ def _imported(at: str, name: str, load: Callable[[], Any], folder: Path = Path()
                 "; it is a class of a script or notebook: define it there, and call hpcfl.run, "
                 "hpcfl.resume or hpcfl.export in the same process; or put it into a module"
             )
-        trace = hint() if place(e) else ""  # the error is in a module that was found
+        # With a location, the error is in a module that was found.
+        trace = traceback_hint() if user_code_location(e) else ""
         raise JobError(f"{at}: {name!r} cannot be imported{described(e)}{advice}{trace}") from e
 
 

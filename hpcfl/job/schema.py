@@ -16,7 +16,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
-from hpcfl.errors import JobError, as_job_error, described, hint
+from hpcfl.errors import JobError, as_job_error, described, traceback_hint
 from hpcfl.evaluation import Evaluate
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
@@ -537,7 +537,7 @@ def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
     except Exception as e:  # of a class of the user's: its __post_init__, or a field's type
         said = described(e, otherwise=f" in {cls.__module__}.{cls.__qualname__}")
         key = ".".join(map(str, at))
-        raise JobError(f"{file.where(at)}: {key}: cannot be read{said}{hint()}") from e
+        raise JobError(f"{file.where(at)}: {key}: cannot be read{said}{traceback_hint()}") from e
 
 
 @cache

@@ -12,8 +12,8 @@ from hpcfl.errors import (
     as_disk_error,
     convert_errors,
     described,
-    hint,
-    place,
+    traceback_hint,
+    user_code_location,
 )
 from hpcfl.local.step import ClientTask
 
@@ -52,9 +52,11 @@ def round_errors(round: int) -> Iterator[None]:
 
     def convert(e: Exception) -> HookError | None:
         # An error in hpcfl itself is a bug: it keeps its traceback.
-        if place(e) or isinstance(e, BrokenRuleError):
+        if user_code_location(e) or isinstance(e, BrokenRuleError):
             collective = isinstance(e, BrokenRuleError) and e.collective
-            return HookError(f"round {round}{described(e)}{hint()}", collective=collective)
+            return HookError(
+                f"round {round}{described(e)}{traceback_hint()}", collective=collective
+            )
         return None
 
     with convert_errors(convert):

@@ -39,8 +39,8 @@ from hpcfl.errors import (
     convert_errors,
     defined,
     described,
-    hint,
     is_fault_of_hpcfl,
+    traceback_hint,
 )
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.io.code_file import short_name
@@ -493,7 +493,7 @@ def _as_one_line(
         name: the key of the job that is called, and its value.
         does: what failed.
         called: the objects of the job that the block calls.
-        otherwise: the place, where the error went through no line of the user's.
+        otherwise: the location, where the error went through no line of the user's.
         advice: what to do.
         runs_model: whether the block runs the model, which data of the user may not fit, even if
             every class is hpcfl's.
@@ -508,7 +508,7 @@ def _as_one_line(
         broken = isinstance(e, BrokenRuleError) or (runs_model and _refused_by_torch(e))
         if is_fault_of_hpcfl(e, *called) and not broken:
             return None
-        more = "" if isinstance(e, BrokenRuleError) else hint()
+        more = "" if isinstance(e, BrokenRuleError) else traceback_hint()
         said = described(e, otherwise=otherwise)
         cure = KEEPS_NOTHING if advice and isinstance(e, FrozenInstanceError) else advice
         return JobError(f"{name}: {does}{said}{cure}{more}")

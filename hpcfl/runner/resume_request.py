@@ -165,7 +165,7 @@ class ResumeRequest:
             else:
                 offer = "no older one is kept: run the job again into another directory"
             message = f"{e}; {offer}"
-            raise type(e)(message, collective=e.collective, speaker=e.speaker) from e
+            raise type(e)(message, collective=e.collective, prints=e.prints) from e
 
 
 def _named(job: Settings) -> Settings:

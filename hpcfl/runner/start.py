@@ -353,7 +353,7 @@ def _run_rounds(session: RankSession, ranks: Ranks, point: StartPoint, signals: 
         except StoreError as e:
             session.require_in_place()  # a deleted file may be the cause: name it
             # A StoreError exits with 2, which means that nothing was trained: here rounds were.
-            raise StoreError(str(e), exit_code=1, collective=e.collective, speaker=e.speaker) from e
+            raise StoreError(str(e), exit_code=1, collective=e.collective, prints=e.prints) from e
         if comm.rank == 0 and not finished:
             warn_of_divergence(session, progress)
     final: Vector = server.x.cpu()

@@ -7,7 +7,15 @@ import os
 import pytest
 
 from hpcfl.comm import heartbeat
-from hpcfl.comm.heartbeat import SIZE, Heartbeats, RankProgress, place, read, read_all, read_newest
+from hpcfl.comm.heartbeat import (
+    SIZE,
+    Heartbeats,
+    RankProgress,
+    read,
+    read_all,
+    read_newest,
+    round_and_phase,
+)
 from hpcfl.errors import StoreError
 from hpcfl.io import checksum
 
@@ -35,7 +43,7 @@ def test_a_heartbeat_says_where_the_rank_is(files):
 
 
 def test_before_the_first_round_the_phase_is_all():
-    assert place(0, "starting") == "starting"
+    assert round_and_phase(0, "starting") == "starting"
 
 
 def test_it_is_rewritten_in_place(files):
