@@ -22,7 +22,8 @@ dissimilarity: (G, B)-BGD of SCAFFOLD, 1/N sum_i norm(grad f_i)^2 <= G^2 + B^2 n
 and over the cohort, dissimilarity_g2 is the least G^2 with B = 1 (Mime's G^2-BGD), and
 dissimilarity_b2 the least B^2 with G = 0.  Over all clients they are the population's; over a
 uniform cohort the mean of dissimilarity_g2 is N (|S| - 1) / ((N - 1) |S|) of the population's, and
-gradient_norm2 is on average too large by what is missing.  b2 is not logged where g is zero.
+the mean of gradient_norm2 is the population's plus (N - |S|) / ((N - 1) |S|) of the population's
+dissimilarity_g2.  b2 is not logged where g is zero.
 
 cosine: near 1 the server moves in a straight line, below 0 it oscillates.  It is defined for every
 method, as it uses the global models alone.  Rounds without clients do not count.  Not logged in the

@@ -28,9 +28,11 @@ class CostModel(Section):
     step_s: Positive
     """A local step: one batch, and the algorithm's part of it."""
     visit_s: NonNegative
-    """A client's visit beyond its steps: streams, and its state where no speeds are given."""
+    """Seconds of one client in one round besides its local steps: making its batches, and state
+    I/O if ``read`` and ``write`` are absent."""
     round_s: NonNegative
-    """A round beyond its visits and sums: drawing the cohort, the server's step."""
+    """Seconds of a round that do not depend on its clients: drawing the cohort, the server's
+    step."""
     convert_s: NonNegative
     """The exact mean of a client's upload, per number."""
     restore_s: NonNegative

@@ -8,13 +8,14 @@ each, of the round's clients O_r, takes
 
 and a round, on R ranks,
 
-    max over r of work_r  +  round_s + P restore_s  +  2 M sums of ceil(log2 R) 2 latency_s
-                          +  2 (R - 1) / R x 8 P / bandwidth
-                          +  [ceil(log2 R) 2 latency_s + T (2 latency_s + (S + B) / bandwidth)]
+    max over r of work_r  +  round_s  +  P restore_s
+    +  4 M ceil(log2 R) latency_s  +  2 (R - 1) / R x 8 P / bandwidth
+    +  [2 ceil(log2 R) latency_s  +  T (2 latency_s + (S + B) / bandwidth)]
 
 With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.cohort.assignment` says, as
 in a run, and the states of clients that are moved travel, as the last line has it: T is the most
-that a rank hands over or takes in, S the bytes there (what clients share goes along), B those back.
+clients that one rank hands over or takes in, S the bytes there (what clients share goes along), B
+those back.
 Every client is taken to have a state by then, and an exchange to last as long as the messages of
 its busiest rank.
 
@@ -24,7 +25,7 @@ round takes M means: of its uploads, and of full gradients where the server has 
 numbers of all).  A mean has two all-reduces, a small one and that of the sum.  The evaluation is
 spread: ceil(tests / R) test_s.
 
-Left out: checkpoints, which are written behind the rounds; reading data ahead, which must keep up;
+Left out: checkpoints, which are written in the background; reading data ahead, which must keep up;
 the start; ranks that wait for a slow neighbour by chance.
 """
 
@@ -95,7 +96,10 @@ def kind(components: Components) -> str:
 
 
 class Prediction(NamedTuple):
-    """Seconds of a round, means over the rounds; their sum without ``evaluate`` is a round's."""
+    """Predicted seconds of one round, averaged over rounds.
+
+    ``busiest`` is a ratio, ``hours`` covers the job.
+    """
 
     train: float
     """The busiest rank's visits."""
