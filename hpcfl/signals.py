@@ -66,7 +66,7 @@ def stopped(number: int, done: int, rounds: int) -> Stopped:
     """Make the error that ends a run stopped by the signal ``number``."""
     return Stopped(
         f"stopped by {signal.Signals(number).name} after round {done} of {rounds}, with a "
-        "checkpoint: resume to go on"
+        "checkpoint: resume to continue"
     )
 
 

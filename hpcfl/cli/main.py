@@ -100,7 +100,7 @@ def _print_disk_error(error: OSError) -> int:
 def _print_interrupted(command: str) -> int:
     """Print a line about Ctrl-C; return the exit code."""
     code = signals.interrupt_exit_code()
-    stands = "; the last checkpoint stands: resume to go on" * (code == Stopped.exit_code)
+    stands = "; the last checkpoint stands: resume to continue" * (code == Stopped.exit_code)
     if _may_print():
         _print_error(f"hpcfl {command}: interrupted{stands}")
     return code

@@ -90,7 +90,7 @@ def test_a_resume_that_starts(job, tmp_path, at, command):
     words = ["resume", run] if command == "resume" else ["run", job, "--out", run, "--continue"]
     code, err = interrupted(at, "SIGINT", *words)
     assert code == 75
-    stands = f"hpcfl {command}: interrupted; the last checkpoint stands: resume to go on"
+    stands = f"hpcfl {command}: interrupted; the last checkpoint stands: resume to continue"
     assert err == ([] if at == "torch" else [stands])
 
 
