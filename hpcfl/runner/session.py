@@ -195,7 +195,7 @@ class RankSession:
             self._outputs.log.require_in_place()
         self.store.require_in_place()
 
-    # Called by the engine: see ``RunHooks``.
+    # The log, trackers and callbacks.
 
     @contextmanager
     def recording(self, evaluation: Evaluation, progress: Progress, done: int) -> Iterator[None]:
@@ -264,11 +264,13 @@ class RankSession:
         return tracking
 
     @property
-    def _recorded_in(self) -> _Outputs:
+    def _open_outputs(self) -> _Outputs:
         """The outputs, once ``recording`` has opened them."""
         if self._outputs is None:
             raise RuntimeError("the log is not open yet")
         return self._outputs
+
+    # Called by the engine: see ``RunHooks``.
 
     def begin_round(self, round: int) -> None:
         """Tell the other ranks' watchdogs that a round begins."""
@@ -277,7 +279,7 @@ class RankSession:
     def evaluate(self, round: int, x: Vector) -> Record:
         """Collective: the scores of ``x``; the best model is kept."""
         self.comm.progress.phase = "evaluating"
-        scores = self._recorded_in.evaluation.scores(x)
+        scores = self._open_outputs.evaluation.scores(x)
         if self.components.job.evaluate.best and self.comm.rank == 0:
             self.best.offer(round, scores, x)
         return scores
@@ -291,7 +293,7 @@ class RankSession:
         """
         if self.comm.rank != 0:
             return
-        log, events, tracking, callbacks, progress, _ = self._recorded_in
+        log, events, tracking, callbacks, progress, _ = self._open_outputs
         log.write({**record, OF_RANKS: busy} if busy else record)
         if events:
             events.round(record)
