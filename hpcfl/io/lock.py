@@ -17,7 +17,7 @@ from hpcfl.errors import DataError, file_error
 
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 """The errors of a file system without locks."""
-RETRIES = 3  # for a lock that a process may hold for a moment, which looks whether it is held
+RETRIES = 3  # another process may hold the lock briefly, only to test whether it is held
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

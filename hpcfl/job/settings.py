@@ -11,7 +11,7 @@ Settings = Mapping[str, Any]
 
 SEED = "seed"
 BRANCH = "branch"
-"""No key of a job: the course of the settings of a run that was branched from others."""
+"""Pseudo-key in a branch's settings: its branch points and changed values, as text."""
 _LEADING = ("task", "data.kind")  # other keys follow from these, and are not listed
 # Sections and keys that say how a run is measured, saved and connected.  No round depends on them:
 # a resume may change them (`resume_rules`), and a report takes jobs that differ in them as equal.

@@ -23,8 +23,8 @@ class ScheduleUsage(NamedTuple):
     visits: int
     """The sum of the sizes of all cohorts."""
     last_visit: IntArray
-    """[N], when the client last took part: the group of the warm start, or the round after all
-    groups, counted from 1; 0: never."""
+    """[N], time of last participation: warm-start groups are 1 to G, round t (from 0) is G + t + 1;
+    0: never."""
     most_owned: IntArray
     """[ranks], the most clients of one cohort, or group, that the rank owns."""
     states: tuple[DiskUsage, ...]
