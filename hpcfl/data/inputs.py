@@ -22,14 +22,12 @@ class InputFile:
     path: Path
     label: str | None = None
     """Its name in records and messages; None: the name follows from its path."""
-    bulk: tuple[str, ...] = ()
-    """Of an HDF5 file that ``hpcfl data prepare`` made: the datasets that hold the examples.
+    skipped_datasets: tuple[str, ...] = ()
+    """Datasets with the examples of an HDF5 file made by ``hpcfl data prepare``.
 
-    They are not read where the file is large.  What is left tells its content all the same: labels,
-    clients, the length of each image, and ``origin``, a digest of the names, sizes and times of the
-    files that the preparation read (``hpcfl.data.source_fingerprint``).  Only bytes that were
-    changed in place, within these datasets, escape; a file that was prepared again from sources
-    with other times is another one, though its examples be the same.
+    Above ``LARGE`` bytes they are left out of the digest; labels, clients, lengths and the sources'
+    fingerprint (``hpcfl.data.source_fingerprint``) are not.  In-place changes inside them go
+    unnoticed; preparing again from sources with other times changes the digest.
     """
 
     def digest(self, stopped: Event) -> str:
@@ -44,7 +42,11 @@ class InputFile:
         """
         try:
             size = self.path.stat().st_size
-            skipped = extents(self.path, self.bulk) if self.bulk and size > LARGE else []
+            skipped = (
+                extents(self.path, self.skipped_datasets)
+                if self.skipped_datasets and size > LARGE
+                else []
+            )
             found = hashlib.sha256()
             if skipped:
                 found.update(repr((size, skipped)).encode())

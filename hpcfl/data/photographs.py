@@ -121,7 +121,7 @@ class Photos(DataConfig):
 
     def input_files(self) -> tuple[InputFile, ...]:
         """The packed file."""
-        return (InputFile(self.packed, bulk=("train/bytes", "test/bytes")),)
+        return (InputFile(self.packed, skipped_datasets=("train/bytes", "test/bytes")),)
 
     def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
         """Black images, as if they were decoded from the packed file."""

@@ -115,8 +115,8 @@ class Sentences(DataConfig):
 
     def input_files(self) -> tuple[InputFile, ...]:
         """The prepared file: it holds the words too, which every start compares with the counts."""
-        bulk = tuple(f"{split}/{part}" for split in SPLITS for part in ("tokens", "last"))
-        return (InputFile(self.prepared, bulk=bulk),)
+        skipped = tuple(f"{split}/{part}" for split in SPLITS for part in ("tokens", "last"))
+        return (InputFile(self.prepared, skipped_datasets=skipped),)
 
     def load(self, seed: int) -> Dataset:
         """Map the prepared file; only the pages that are used take memory."""

@@ -252,8 +252,8 @@ def test_of_a_large_prepared_file_all_but_the_examples_is_read(make, tmp_path, m
     assert before.startswith("index-sha256:")
     assert digest(file) == before
     with h5py.File(file.path) as opened:
-        bulk = opened[PREPARED[make]]
-        inside, end = bulk.id.get_offset(), bulk.id.get_offset() + bulk.nbytes
+        skipped = opened[PREPARED[make]]
+        inside, end = skipped.id.get_offset(), skipped.id.get_offset() + skipped.nbytes
         other = opened["train/offsets" if "offsets" in opened["train"] else "train/labels"]
         outside = other.id.get_offset()
     flip(file.path, inside)
@@ -303,7 +303,9 @@ def test_an_empty_part_of_a_large_prepared_file_lies_nowhere(tmp_path, monkeypat
         file.create_dataset("test/bytes", shape=(0,), dtype=np.uint8)
     monkeypatch.setattr(inputs, "LARGE", 0)
     assert len(inputs.extents(path, ["train/bytes", "test/bytes"])) == 1
-    assert digest(InputFile(path, bulk=("train/bytes", "test/bytes"))).startswith("index-sha256:")
+    assert digest(InputFile(path, skipped_datasets=("train/bytes", "test/bytes"))).startswith(
+        "index-sha256:"
+    )
 
 
 def test_the_split_and_the_cohorts_have_files_too(tmp_path):

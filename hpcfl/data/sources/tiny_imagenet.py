@@ -90,7 +90,7 @@ class TinyImageNet(Coloured):
 
     def input_files(self) -> tuple[InputFile, ...]:
         """The packed file."""
-        return (InputFile(self.packed, bulk=("train/images", "test/images")),)
+        return (InputFile(self.packed, skipped_datasets=("train/images", "test/images")),)
 
     @property
     def published(self) -> PublishedSizes:
