@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.io.files import has
+from hpcfl.io.files import may_contain
 from hpcfl.job.packaged import find_job
 from hpcfl.job.schema import load
 from hpcfl.job.settings import Settings, flatten
@@ -35,7 +35,9 @@ def cite(path: Path) -> str:
 def _jobs(path: Path) -> Sequence[Settings]:
     if path.is_dir():
         found = [
-            read_record(folder).settings for folder in find_runs(path).runs if has(folder, JOB)
+            read_record(folder).settings
+            for folder in find_runs(path).runs
+            if may_contain(folder, JOB)
         ]
         if not found:
             raise JobError(f"{path}: holds no run; name a job, a sweep or the directory of runs")

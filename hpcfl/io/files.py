@@ -181,10 +181,10 @@ def folders_with(root: Path, name: str) -> list[Path]:
     except OSError as e:
         message = f"{root}: cannot be listed: {e.strerror or e}; {READABLE}"
         raise file_error(e, message, StoreError) from e
-    return [folder for folder in found if has(folder, name)]
+    return [folder for folder in found if may_contain(folder, name)]
 
 
-def has(folder: Path, name: str) -> bool:
+def may_contain(folder: Path, name: str) -> bool:
     """Whether the folder contains ``name``, or cannot be searched for it."""
     try:
         return present(folder / name)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hpcfl.errors import DiskError, StoreError, file_error
 from hpcfl.io.atomic import PART
-from hpcfl.io.files import READABLE, has, present, readable
+from hpcfl.io.files import READABLE, may_contain, present, readable
 from hpcfl.io.threads import map_in_threads
 from hpcfl.report.same_inputs import with_common_paths
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
@@ -112,7 +112,9 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
         path = path if path.name else path.absolute()  # the current directory has no name
         found = find_runs(path)
         notes += found.unreadable
-        started = {folder: failed for folder, failed in found.runs.items() if has(folder, JOB)}
+        started = {
+            folder: failed for folder, failed in found.runs.items() if may_contain(folder, JOB)
+        }
         started = started or {path: False}
         for root in dict.fromkeys(folder.parent for folder in started):
             siblings = [item for item in started.items() if item[0].parent == root]
@@ -225,7 +227,11 @@ def _planned(root: Path) -> set[str]:
 
     The sweep's own file, or a job that it is about, may lie beside them.
     """
-    return {job.stem for job in root.glob("*.yaml") if has(root / job.stem, JOB) or _is_whole(job)}
+    return {
+        job.stem
+        for job in root.glob("*.yaml")
+        if may_contain(root / job.stem, JOB) or _is_whole(job)
+    }
 
 
 def _is_whole(job: Path) -> bool:
