@@ -20,11 +20,11 @@ def consecutive_rows(sizes: Sequence[int] | ExampleRows) -> list[ExampleRows]:
     return np.split(np.arange(ends[-1]), ends[:-1])
 
 
-class Spans(Sequence[ExampleRows]):
-    """The rows of clients that hold consecutive rows.
+class RowRanges(Sequence[ExampleRows]):
+    """Rows of clients stored one after the other.
 
-    An array of rows is made when it is indexed, as a text data set has hundreds of thousands of
-    clients.
+    Keeps each client's first row and count, and builds an array when indexed: a text data set has
+    hundreds of thousands of clients.
     """
 
     def __init__(self, starts: ExampleRows, sizes: ExampleRows) -> None:
@@ -36,10 +36,10 @@ class Spans(Sequence[ExampleRows]):
     @overload
     def __getitem__(self, client: int) -> ExampleRows: ...
     @overload
-    def __getitem__(self, client: slice | ExampleRows) -> "Spans": ...
-    def __getitem__(self, client: int | slice | ExampleRows) -> "ExampleRows | Spans":
+    def __getitem__(self, client: slice | ExampleRows) -> "RowRanges": ...
+    def __getitem__(self, client: int | slice | ExampleRows) -> "ExampleRows | RowRanges":
         if isinstance(client, slice | np.ndarray):
-            return Spans(self._starts[client], self._sizes[client])
+            return RowRanges(self._starts[client], self._sizes[client])
         start = self._starts[client]
         return np.arange(start, start + self._sizes[client])
 
@@ -61,14 +61,16 @@ class Spans(Sequence[ExampleRows]):
 
 def sizes_of(clients: Sequence[ExampleRows]) -> IntArray:
     """[N], the number of rows of each client."""
-    if isinstance(clients, Spans):
+    if isinstance(clients, RowRanges):
         return clients.sizes
     return np.array([len(rows) for rows in clients], dtype=np.int64)
 
 
 def bytes_of(clients: Sequence[ExampleRows]) -> int:
     """Bytes that the rows of all clients take in memory."""
-    return clients.nbytes if isinstance(clients, Spans) else sum(rows.nbytes for rows in clients)
+    return (
+        clients.nbytes if isinstance(clients, RowRanges) else sum(rows.nbytes for rows in clients)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from rich.filesize import decimal
 from torch import Tensor
 
 from hpcfl.data.base import Dataset
-from hpcfl.data.partition import ExampleRows, Spans, sizes_of
+from hpcfl.data.partition import ExampleRows, RowRanges, sizes_of
 from hpcfl.io.memory import too_little_memory
 from hpcfl.types import Examples
 
@@ -158,16 +158,16 @@ class _Clients(NamedTuple):
     """The rows of clients, in the memory."""
 
     consecutive: bool
-    """Whether they are ``Spans``."""
+    """Whether they are ``RowRanges``."""
     rows: _View
-    """Of all clients, one after the other; or, of ``Spans``, the first of each client."""
+    """Of all clients, one after the other; or, of ``RowRanges``, the first of each client."""
     sizes: _View
 
     def rows_of_clients(self, tensor: Callable[[_View], Tensor]) -> Sequence[ExampleRows]:
         """The rows of each client."""
         rows, sizes = tensor(self.rows).numpy(), tensor(self.sizes).numpy()
         if self.consecutive:
-            return Spans(rows, sizes)
+            return RowRanges(rows, sizes)
         return np.split(rows, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 
@@ -240,14 +240,14 @@ class _Layout:
         Raises:
             CannotShareError: they are no arrays of int64.
         """
-        if isinstance(clients, Spans):
+        if isinstance(clients, RowRanges):
             rows = np.array(clients.starts)
         elif all(_is_rows(rows) for rows in clients):
             rows = np.concatenate([np.empty(0, dtype=np.int64), *clients])
         else:
             raise CannotShareError(f"the rows of its clients are no arrays of int64; {_EACH}")
         both = (torch.from_numpy(part) for part in (rows, np.array(sizes_of(clients))))
-        return _Clients(isinstance(clients, Spans), *map(self.view, both))
+        return _Clients(isinstance(clients, RowRanges), *map(self.view, both))
 
 
 def _is_rows(rows: Any) -> bool:

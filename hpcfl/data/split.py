@@ -24,7 +24,7 @@ from hpcfl.data.partition import (
     Partition,
     Pooled,
     Quantity,
-    Spans,
+    RowRanges,
     consecutive_rows,
     sizes_of,
 )
@@ -83,9 +83,9 @@ def _checked(
 ) -> Sequence[ExampleRows] | None:
     """Refuse rows that are not among the examples, or that two clients have.
 
-    ``Spans`` are made by hpcfl alone.
+    ``RowRanges`` are made by hpcfl alone.
     """
-    if clients is None or isinstance(clients, Spans) or not len(clients):
+    if clients is None or isinstance(clients, RowRanges) or not len(clients):
         return clients
     checked = []
     for client, own in enumerate(clients):
@@ -337,7 +337,7 @@ def _draw(population: int, wanted: int, generator: np.random.Generator) -> Examp
 
 
 def _of_clients(natural: Sequence[ExampleRows], drawn: ExampleRows) -> Sequence[ExampleRows]:
-    return natural[drawn] if isinstance(natural, Spans) else tuple(natural[k] for k in drawn)
+    return natural[drawn] if isinstance(natural, RowRanges) else tuple(natural[k] for k in drawn)
 
 
 def _file(partition: File, wanted: int | None, examples: int) -> tuple[ExampleRows, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.data.base import Dataset, Transform
-from hpcfl.data.partition import Spans
+from hpcfl.data.partition import RowRanges
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sizes import lognormal_sizes
 from hpcfl.errors import JobError
@@ -81,8 +81,8 @@ def stand_in(
             # In the proportions of the training examples.
             ends = np.rint(np.cumsum(natural.sizes) / sizes.train * sizes.test).astype(np.int64)
             begins = np.concatenate([[0], ends[:-1]])
-            tests = Spans(begins[enough], (ends - begins)[enough])
-        natural = Spans(starts[enough], kept[enough])
+            tests = RowRanges(begins[enough], (ends - begins)[enough])
+        natural = RowRanges(starts[enough], kept[enough])
     return Dataset(
         train=_examples(sizes.train, sizes.classes, form),
         test=_examples(sizes.test, sizes.classes, form) if sizes.test else None,
@@ -96,10 +96,10 @@ def stand_in(
     )
 
 
-def _clients(total: int, clients: int, spread: float) -> Spans:
+def _clients(total: int, clients: int, spread: float) -> RowRanges:
     """Clients of lognormal sizes, the same for every seed: they stand for fixed ones."""
     drawn = lognormal_sizes(total, clients, spread, stream(0, "stand-in"))
-    return Spans(np.cumsum(drawn) - drawn, drawn)
+    return RowRanges(np.cumsum(drawn) - drawn, drawn)
 
 
 def _examples(count: int, classes: int | None, form: Form) -> Examples:

@@ -13,7 +13,7 @@ from torch import Tensor
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.download import Track
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.partition import Spans
+from hpcfl.data.partition import RowRanges
 from hpcfl.data.prepare_command import changed_keys, prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import require_same_sources
@@ -195,7 +195,7 @@ class Sentences(DataConfig):
         rows = torch.from_numpy(np.sort(drawn))
         return replace(split, tokens=split.tokens[rows], last=split.last[rows])
 
-    def _users(self, split: SentenceSplit) -> Spans:
+    def _users(self, split: SentenceSplit) -> RowRanges:
         """The training rows of each user with enough of them."""
         sizes = np.diff(split.offsets)
         enough = sizes >= (self.min_examples or 1)
@@ -205,7 +205,7 @@ class Sentences(DataConfig):
                 f"sentences; the one with most has {sizes.max()}"
             )
         most = self.max_examples or sizes.max()
-        return Spans(split.offsets[:-1][enough], np.minimum(sizes, most)[enough])
+        return RowRanges(split.offsets[:-1][enough], np.minimum(sizes, most)[enough])
 
 
 def but_the_last(path: Path, classes: int) -> Transform:

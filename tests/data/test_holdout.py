@@ -8,7 +8,7 @@ import torch
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.holdout import Validation, hold_out, rounded
-from hpcfl.data.partition import Iid, Natural, Pooled, Spans
+from hpcfl.data.partition import Iid, Natural, Pooled, RowRanges
 from hpcfl.data.sources.arrays import cast
 from hpcfl.data.split import split_examples
 from hpcfl.errors import DataError, JobError
@@ -27,7 +27,7 @@ class Given(DataConfig):
 def split(seed=0, sizes=SIZES, **keys):
     starts, sizes = np.cumsum([0, *sizes[:-1]]), np.array(sizes)
     labels = torch.zeros(int(sizes.sum()), dtype=torch.int64)
-    natural = Spans(starts, sizes)
+    natural = RowRanges(starts, sizes)
     data = Dataset(Examples(labels, labels), None, natural, 10, "cross_entropy", cast)
     return split_examples(Given(**keys), data, seed)
 

@@ -22,7 +22,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.colour import Colour
 from hpcfl.data.fingerprints import _loaded as digest
 from hpcfl.data.host_copy import load_on_hosts
-from hpcfl.data.partition import Spans, sizes_of
+from hpcfl.data.partition import RowRanges, sizes_of
 from hpcfl.data.shared_dataset import share
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError, HpcflError, RemoteRankError
@@ -183,12 +183,12 @@ def test_pages_are_shared_and_nobody_changes_what_others_see():
         assert copy.size == 4096 * 8
 
 
-@pytest.mark.parametrize("natural", [None, [], Spans(np.array([0, 2]), np.array([2, 4]))])
+@pytest.mark.parametrize("natural", [None, [], RowRanges(np.array([0, 2]), np.array([2, 4]))])
 def test_rows_of_clients(natural):
     for one in on_ranks(Loader(made(natural=natural, natural_tests=None, test=None))):
         found = one.data.dataset
         equal(found, made(natural=natural, natural_tests=None, test=None))
-        assert isinstance(found.natural, Spans) == isinstance(natural, Spans)
+        assert isinstance(found.natural, RowRanges) == isinstance(natural, RowRanges)
         if natural is not None:
             assert sizes_of(found.natural).tolist() == sizes_of(natural).tolist()
 

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.partition import Dirichlet, File, Iid, Natural, Pooled, Similarity, Spans, bytes_of
+from hpcfl.data.partition import (
+    Dirichlet,
+    File,
+    Iid,
+    Natural,
+    Pooled,
+    RowRanges,
+    Similarity,
+    bytes_of,
+)
 from hpcfl.data.sources.arrays import cast
 from hpcfl.data.split import (
     keep_natural_clients,
@@ -301,26 +310,26 @@ def test_the_published_split_of_cifar10():
     assert len(set(np.concatenate(rows))) == sum(len(r) for r in rows) <= 50_000
 
 
-SPANS = Spans(np.array([0, 3, 4, 900]), np.array([3, 1, 6, 100]))
+RANGES = RowRanges(np.array([0, 3, 4, 900]), np.array([3, 1, 6, 100]))
 
 
 def test_consecutive_rows_stay_spans():
     """The rows of many clients would take far more than where they begin and how many there are."""
-    rows = [own.tolist() for own in SPANS]
-    everyone = split(Natural(), None, LABELS, natural=SPANS)
-    assert everyone is SPANS
-    drawn = split(Natural(), 3, LABELS, natural=SPANS)
-    assert isinstance(drawn, Spans)
+    rows = [own.tolist() for own in RANGES]
+    everyone = split(Natural(), None, LABELS, natural=RANGES)
+    assert everyone is RANGES
+    drawn = split(Natural(), 3, LABELS, natural=RANGES)
+    assert isinstance(drawn, RowRanges)
     assert bytes_of(drawn) == 3 * 16
-    same = split(Natural(), 3, LABELS, natural=list(SPANS))
+    same = split(Natural(), 3, LABELS, natural=list(RANGES))
     assert [own.tolist() for own in drawn] == [own.tolist() for own in same]
     assert bytes_of(same) == sum(8 * len(own) for own in same)
-    (pooled,) = split(Pooled(), None, LABELS, natural=SPANS[::-1])
+    (pooled,) = split(Pooled(), None, LABELS, natural=RANGES[::-1])
     assert pooled.tolist() == [row for own in rows for row in own]
 
 
 def test_pooling_holds_the_rows_once():
-    natural = Spans(np.arange(0, 10**6, 1000), np.full(1000, 1000))
+    natural = RowRanges(np.arange(0, 10**6, 1000), np.full(1000, 1000))
     labels = np.zeros(10**6, dtype=np.int8)
     tracemalloc.start()
     split(Pooled(), None, labels, natural=natural)
@@ -331,4 +340,4 @@ def test_pooling_holds_the_rows_once():
 
 def test_a_span_of_nothing_is_told():
     with pytest.raises(DataError, match="client 1 of 2 has no example"):
-        split(Natural(), None, LABELS, natural=Spans(np.array([0, 5]), np.array([5, 0])))
+        split(Natural(), None, LABELS, natural=RowRanges(np.array([0, 5]), np.array([5, 0])))

@@ -5,7 +5,7 @@ import torch
 
 from hpcfl.comm.solo import Solo
 from hpcfl.data.base import Dataset
-from hpcfl.data.partition import Spans
+from hpcfl.data.partition import RowRanges
 from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.evaluation import Evaluation
@@ -46,7 +46,7 @@ def dataset(rows):
 
 def population(batch, rows=ROWS):
     """The first client has the first four sentences, the second none with a word to score."""
-    clients = Spans(torch.tensor([0, 4]).numpy(), torch.tensor([4, 2]).numpy())
+    clients = RowRanges(torch.tensor([0, 4]).numpy(), torch.tensor([4, 2]).numpy())
     return ClientPool(
         ClientData(dataset(rows), clients, None), Local(lr=1.0), local_lr=lambda _: 1.0, seed=0,
         dtype=torch.float64, device=torch.device("cpu"), full_batch=batch,
