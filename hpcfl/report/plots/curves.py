@@ -118,7 +118,7 @@ class Plot:
         for path in paths:
             check_plot(path)
         self._key, self._x = y or _score(runs), x
-        self._runs = [run for run in runs if run.curve(self._key) and _along(run, x)]
+        self._runs = [run for run in runs if run.curve(self._key) and _x_by_round(run, x)]
         self.without = [run for run in runs if run not in self._runs]
         """The runs that are left out."""
         self.notes: list[str] = []
@@ -226,7 +226,7 @@ class Plot:
         ]
 
     def _curve(self, name: str, runs: Sequence[RunRecord]) -> Curve:
-        found = [(_own(run, self._key), _along(run, self._x)) for run in runs]
+        found = [(_own(run, self._key), _x_by_round(run, self._x)) for run in runs]
         furthest = max(max(y) for y, _ in found)
         leading = [pair for pair in found if max(pair[0]) == furthest]
         common = _thinned(sorted(set.intersection(*(set(y) for y, _ in leading))))
@@ -234,7 +234,7 @@ class Plot:
         return Curve(
             runs[0].algorithm,
             name,
-            _standing(runs, len(leading)),
+            _progress_note(runs, len(leading)),
             [fmean(x[t] for _, x in leading) for t in common],
             [mean for mean, _ in means],
             [std for _, std in means if std is not None],
@@ -275,7 +275,7 @@ def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunR
 
 def _furthest(curve: Curve) -> float:
     """The largest x of a curve, and of the seeds that are not as far."""
-    return max([*curve.x, *(x for xs, _ in curve.behind for x in xs)])
+    return max([*curve.x, *(x for xs, _ in curve.unfinished_seeds for x in xs)])
 
 
 def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
@@ -300,7 +300,7 @@ def _repeated(names: Sequence[str]) -> set[str]:
     return {name for name, count in Counter(names).items() if count > 1}
 
 
-def _standing(runs: Sequence[RunRecord], leading: int) -> str:
+def _progress_note(runs: Sequence[RunRecord], leading: int) -> str:
     """How many seeds are in the mean, and how far they are if none is finished."""
     some = f"{leading} of " if leading < len(runs) else ""
     parts = [f"{some}{len(runs)} seeds"] if runs[1:] else []
@@ -317,8 +317,8 @@ def _own(run: RunRecord, key: str) -> dict[int, float]:
     return {t: value for t, value in curve.items() if t >= before}
 
 
-def _along(run: RunRecord, x: str) -> Mapping[int, float]:
-    """Where the rounds of a run stand on an axis; empty if it counts no such thing."""
+def _x_by_round(run: RunRecord, x: str) -> Mapping[int, float]:
+    """The x of each round; empty if the log lacks the key."""
     if x in SPENT:
         return run.cumulative(*SPENT[x][0])
     return {entry["round"]: entry["round"] for entry in run.log}

@@ -33,12 +33,13 @@ class Curve(NamedTuple):
     algorithm: str
     name: str
     """The label that distinguishes it in its panel."""
-    standing: str
+    progress_note: str
+    """The number of seeds in the mean, and of completed rounds if none is finished; or nothing."""
     x: Sequence[float]
     y: Sequence[float]
     deviation: Sequence[float]
     """Sample standard deviations, or nothing of a single run."""
-    behind: Sequence[tuple[Sequence[float], Sequence[float]]]
+    unfinished_seeds: Sequence[tuple[Sequence[float], Sequence[float]]]
     """Seeds that are not as far yet, each on its own."""
     title: str = ""
     """What the user calls it; if nothing, ``name`` is in the legend."""
@@ -46,7 +47,7 @@ class Curve(NamedTuple):
     @property
     def label(self) -> str:
         """The line of the legend."""
-        return fill((self.title or self.name) + self.standing, LABEL)
+        return fill((self.title or self.name) + self.progress_note, LABEL)
 
 
 def has_room(curves: Sequence[Curve]) -> bool:
@@ -105,10 +106,10 @@ def draw_curve(
         if not few:  # overlapping bands are told apart by their edges
             for edge in (y - band, y + band):
                 axes.plot(x, edge, color=colour, linestyle=dash, linewidth=0.5, alpha=0.5)
-    for behind in curve.behind:
+    for seed_x, seed_y in curve.unfinished_seeds:
         axes.plot(
-            np.array(behind[0]) / size,
-            scale * np.array(behind[1]),
+            np.array(seed_x) / size,
+            scale * np.array(seed_y),
             color=colour,
             linestyle=dash,
             linewidth=0.6,
