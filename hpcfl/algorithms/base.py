@@ -41,7 +41,6 @@ from hpcfl.types import Positive, Scalar, Section, Vector
 
 Grad = Callable[[Vector], Vector]  # the gradient of the step's mean batch loss, at a point
 RandomInit = Callable[[], Vector]  # makes a random initial model, of one client alone
-Fresh = RandomInit  # its name in 0.1
 FullGradientScope = Literal["none", "client", "cohort", "server"]
 
 
