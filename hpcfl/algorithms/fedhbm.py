@@ -65,8 +65,7 @@ class FedHBM(FedAvg):
         return Local(message.x, state.z, state.known, momentum)
 
     def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        # known = 0 at the first participation: the momentum is then constant, from x instead of y.
-        now = y if self.first == "zero" else local.x.lerp(y, local.known)
+        now = y if self.first == "zero" else local.x.lerp(y, local.known)  # x where known = 0
         return y + local.momentum * (now - local.z)
 
     def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:

@@ -67,8 +67,6 @@ def run_round(
 ) -> tuple[Any, Record, RoundRequests]:
     """Collective: run round ``t``; the server, the line of the log, and the ranks' requests.
 
-    ``local_values`` gives this rank's requests and metrics.
-
     Raises:
         DivergedError: an upload or the server is not finite.
     """
@@ -90,7 +88,6 @@ def run_round(
     tasks = training.clients.tasks(mine, t)
     cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     timer.mark("sample")
-
     cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, local_values)
     prepared = algorithm.prepare(server, cohort)
     require_form(algorithm, "prepare", "a server", prepared, "before", server)
@@ -108,14 +105,9 @@ def run_round(
     for task, result in zip(tasks, results, strict=True):
         run.schema.require_form_of(algorithm, task, result)
     uploads = [run.schema.with_loss(result.upload, result.loss) for result in results]
+    total = float(training.weights[members].sum())
     mean, up, maxima = run.uploads.mean(
-        uploads,
-        clients=mine,
-        weights=weights,
-        total=float(training.weights[members].sum()),
-        cohort=size,
-        local_values=local_values(),
-        round=t + 1,
+        uploads, mine, weights, total=total, cohort=size, local_values=local_values(), round=t + 1
     )
     timer.record_wait(RoundRequests.metrics(maxima))
     record["up_bytes"] += up

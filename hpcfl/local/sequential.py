@@ -19,9 +19,7 @@ class Sequential:
 
     def __init__(self, algorithm: Algorithm, gradient: Gradient, sgd: Sgd) -> None:
         self.algorithm, self.gradient, self.sgd = algorithm, gradient, sgd
-        default = (
-            getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _STEP_HOOKS
-        )
+        default = (getattr(type(algorithm), h) is getattr(Algorithm, h) for h in _STEP_HOOKS)
         self._plain_sgd = gradient.clip is None and not sgd.momentum and all(default)
 
     def full_gradients(
@@ -75,9 +73,7 @@ class Sequential:
             for k in range(steps):
                 at.step = k
                 batch, seed = next(task.batches), task.dropout_seed + k
-                if self._plain_sgd:
-                    # Same bits as the general path below, but the gradient is not joined into one
-                    # vector.
+                if self._plain_sgd:  # same bits as below; the gradient is not joined to a vector
                     loss += gradient.descend(y, batch, seed, lr, sgd.weight_decay)
                     continue
                 grad = BatchGradient(gradient, batch, seed)
