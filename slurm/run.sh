@@ -2,7 +2,7 @@
 # Run one job under Slurm until it is done, however often it is preempted, out of time or killed.
 #
 #   sbatch [options] slurm/run.sh JOB.yaml [key=value ...]             or the name of a packaged job
-#   sbatch -n 8 --gpus-per-task=1 slurm/run.sh ...                     8 ranks, a GPU each
+#   sbatch --ntasks-per-node=8 --gpus-per-node=8 slurm/run.sh ...      8 ranks, a GPU each
 #   sbatch -N 4 --ntasks-per-node=4 --gpus-per-node=4 slurm/run.sh ... 16 ranks on 4 nodes
 #
 # The same command goes on with the same run, also as a new Slurm job and on other numbers of nodes.

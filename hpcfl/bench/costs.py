@@ -32,7 +32,7 @@ from hpcfl.io.progress import track
 from hpcfl.job.schema import load
 from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.time import kind, work
-from hpcfl.runner.device import device_of, device_type
+from hpcfl.runner.device import device_type
 from hpcfl.runner.environment import versions
 
 ROUNDS, SECONDS = 5, 5.0  # rounds are run until both are reached
@@ -59,7 +59,7 @@ def bench_costs(job: Path, overrides: Sequence[str]) -> Result | None:
         comm.barrier()
         figures = [*_rounds(side, Path(name), show_progress=comm.rank == 0), _tests(side)]
         figures += _mean(size, side.components.device)
-        figures += _exchange(comm, size, device_of(loaded.job, comm.local_rank))
+        figures += _exchange(comm, size, side.components.device)
         slowest = comm.allreduce_max(np.array([figure.median for figure in figures])).tolist()
         if comm.rank:
             return None

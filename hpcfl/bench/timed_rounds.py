@@ -20,7 +20,7 @@ from hpcfl.engine.run import CheckpointState, Run
 from hpcfl.job.schema import LoadedJob
 from hpcfl.run_dir.log import RunLog
 from hpcfl.runner.components import Components, build_components, build_run
-from hpcfl.runner.device import device_of
+from hpcfl.runner.device import device_of, gpu_rank
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
 
@@ -107,7 +107,7 @@ def build_bench_run(
         comm: the group; none is needed for one rank.
     """
     comm = comm or Solo()
-    components = build_components(loaded, device_of(loaded.job, comm.local_rank))
+    components = build_components(loaded, device_of(loaded.job, gpu_rank(loaded.job, comm)))
     owner = assign_owners([len(own) for own in components.rows], comm.size)
     hooks = LogOnly(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]

@@ -67,10 +67,11 @@ class Comm(Protocol):
         """Collective: leave the group, so that no rank waits for this one."""
         ...
 
-    def abort(self, code: int) -> None:
+    def abort(self, code: int, reason: str = "") -> None:
         """End every rank with exit code ``code``; does not return.
 
-        Gloo and NCCL end this rank alone; the launcher, or a broken connection, ends the others.
+        Gloo and NCCL end this rank alone.  ``Watched`` leaves ``reason`` (one line) in a file, by
+        which the watchdogs of the other ranks end them with the same code.
         """
         ...
 

@@ -13,7 +13,14 @@ from typing import TypeVar
 import numpy as np
 
 from hpcfl.comm.base import Comm
-from hpcfl.errors import DiskError, HpcflError, RemoteRankError, as_disk_error, print_traceback
+from hpcfl.errors import (
+    DiskError,
+    HpcflError,
+    RemoteRankError,
+    as_disk_error,
+    one_line,
+    print_traceback,
+)
 from hpcfl.signals import interrupt_exit_code
 
 _Value = TypeVar("_Value")
@@ -98,11 +105,12 @@ def _end_all(comm: Comm, error: BaseException) -> None:
     where = f"[rank {comm.rank} of {comm.size}]"
     if isinstance(error, KeyboardInterrupt):  # the launcher sends it to every rank
         comm.abort(interrupt_exit_code())
+    line = f"{where} {type(error).__name__}: {error}"
     try:
         if isinstance(error, HpcflError):
-            sys.stderr.write(f"{where} {type(error).__name__}: {error}\n")
+            sys.stderr.write(line + "\n")
             print_traceback(error)
         else:
             traceback.print_exception(error.__cause__ or error)
     finally:  # also where standard error is closed
-        comm.abort(error.exit_code if isinstance(error, DiskError) else 1)
+        comm.abort(error.exit_code if isinstance(error, DiskError) else 1, one_line(line))

@@ -7,6 +7,7 @@ and continues cannot overwrite the heartbeats of the new one.
 
 import errno
 import os
+import re
 import shutil
 import socket
 import time
@@ -27,7 +28,9 @@ SIZE = 512  # bytes of every file, so that one write replaces the whole heartbea
 WATCHED_S = 7.0  # longer than a rank takes between two heartbeats
 POLL_S = 0.2
 _TRIES = 10  # to read a file that is being written, which happens every few seconds
-REPORT = "report"  # the file in which one rank reports why the run ends
+REPORT = "report"  # the file in which one rank reports why the run ends, and with which exit code
+LOST_CODE = 1  # the exit code where a rank was lost
+_EXIT_CODE = re.compile(r"\nexit code (\d{1,3})\n\Z")  # the report's last line
 
 # Printed on a terminal, from a file that anybody may have written: no control characters.
 Plain = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,128}$")]
@@ -176,7 +179,8 @@ def read_report(root: Path) -> str:
     """
     with readable(root):
         found = sorted(root.glob(f"*/{REPORT}"), key=lambda path: path.stat().st_mtime)
-        return found[-1].read_text("utf-8", "replace").strip() if found else ""
+        report = found[-1].read_text("utf-8", "replace") if found else ""
+        return _EXIT_CODE.sub("", report).strip()
 
 
 class Heartbeats:
@@ -229,15 +233,15 @@ class Heartbeats:
         found = ((rank, read(self._path(rank))) for rank in range(size))
         return {rank: heartbeat for rank, heartbeat in found if heartbeat is not None}
 
-    def claim_report(self, line: str) -> bool:
-        """Write ``line`` as the reason why the run ends; False where another rank did so before.
+    def claim_report(self, line: str, code: int) -> bool:
+        """Write why the run ends, and with which exit code; False where another rank did so before.
 
         Only the rank that gets True prints the line.  Creating a file is atomic, so of several
         ranks that notice a failure at once exactly one prints it.
         """
         try:
             with (self.folder / REPORT).open("x") as file:
-                file.write(line + "\n")
+                file.write(f"{line}\nexit code {code}\n")
         except FileExistsError:
             return False
         except OSError:  # better printed by two ranks than by none
@@ -249,6 +253,15 @@ class Heartbeats:
         with suppress(OSError):
             return (self.folder / REPORT).exists()
         return False
+
+    def reported_code(self) -> int:
+        """The exit code in the report; that of a lost rank where it cannot be read."""
+        for _ in range(_TRIES):  # another rank may be writing it
+            with suppress(OSError):
+                if found := _EXIT_CODE.search((self.folder / REPORT).read_text("utf-8", "replace")):
+                    return int(found[1])
+            time.sleep(POLL_S)
+        return LOST_CODE
 
     def close(self) -> None:
         """Remove this rank's file; the last rank to do so removes the folder, too."""

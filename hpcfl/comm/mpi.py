@@ -108,7 +108,7 @@ class Mpi:
         if self._failures:
             self._failures.close()
 
-    def abort(self, code: int) -> NoReturn:
+    def abort(self, code: int, reason: str = "") -> NoReturn:
         """End every rank with exit code ``code``."""
         if self._failures:
             self._failures.end(code)

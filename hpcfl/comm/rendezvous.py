@@ -5,7 +5,8 @@ import re
 import socket
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
 from itertools import count
@@ -53,7 +54,7 @@ def meet(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
 
     Raises:
         RankError: a host's name cannot be resolved, or the store cannot be opened, or not all ranks
-            reach it within ``timeout_s``.
+            reach it within ``timeout_s``, or they have chosen different backends.
     """
     deadline = time.monotonic() + timeout_s
     found = _connect(launch, backend, timeout_s)
@@ -61,7 +62,7 @@ def meet(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
         # Gloo listens at the address of the host's own name.  If the name has none, it listens at
         # the loopback address, and ranks on other hosts try to connect until their time is up.
         resolve(socket.gethostname(), launch, f"set {INTERFACE} to the host's network interface")
-    _wait_for_all(found.store, launch, deadline, timeout_s)
+    _wait_for_all(found.store, launch, backend, deadline, timeout_s)
     return found
 
 
@@ -182,32 +183,60 @@ def resolve(host: str, launch: Launch, advice: str) -> None:
         ) from error
 
 
-def _wait_for_all(store: TCPStore, launch: Launch, deadline: float, timeout_s: float) -> None:
-    """Collective: wait until every rank has connected.
+def _wait_for_all(
+    store: TCPStore, launch: Launch, backend: str, deadline: float, timeout_s: float
+) -> None:
+    """Collective: wait until every rank has connected, and compare the backends.
+
+    Rank 0 looks for all ranks and tells the others: if each looked for all, the store would be busy
+    with that.
 
     Raises:
-        RankError: a rank does not connect in time, or rank 0 has ended.
+        RankError: a rank does not connect in time, has another backend, or rank 0 has ended.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
     run = next(_RENDEZVOUS)  # several runs of a process use one store
+    met = f"hpcfl/{attempt}/met/{run}"
     here = [f"hpcfl/{attempt}/here/{run}/{rank}" for rank in range(launch.size)]
+    own = f"rank {launch.rank} of {launch.size}"
     try:
-        store.set(here[launch.rank], "")
-        while not store.check(here):
+        store.set(here[launch.rank], backend)
+        while not store.check([met] if launch.rank else here):
             if time.monotonic() > deadline:
                 absent = [rank for rank, key in enumerate(here) if not store.check([key])]
-                raise RankError(
-                    f"rank {launch.rank} of {launch.size}: rank {absent[0]} did not come within "
-                    f"{timeout_s:g} s{f' (and {len(absent) - 1} more)' * (len(absent) > 1)}; it "
-                    "has ended or hangs (comm.timeout_s)"
-                )
+                if absent:
+                    raise RankError(
+                        f"{own}: rank {absent[0]} did not come within {timeout_s:g} s"
+                        f"{f' (and {len(absent) - 1} more)' * (len(absent) > 1)}; it has ended or "
+                        "hangs (comm.timeout_s), or sees no GPU and takes another backend"
+                    )
             time.sleep(POLL_S)
+        if launch.rank == 0:
+            store.set(met, _difference([store.get(key).decode() for key in here]))
+        difference = store.get(met).decode()
+        store.set(f"{here[launch.rank]}/read", "")
+        if difference and launch.rank == 0:
+            with suppress(DistError):  # the store ends with this process: let the others read first
+                store.wait([f"{key}/read" for key in here])
     except DistError as error:
         raise RankError(
             f"rank {launch.rank} of {launch.size}: rank 0 is gone before all ranks have met; its "
             "own message, if it printed one, is above",
             prints=True,  # because rank 0 cannot
         ) from error
+    if difference:
+        raise RankError(difference)
+
+
+def _difference(backends: Sequence[str]) -> str:
+    """Which rank has another backend than rank 0, in words; "" if none has."""
+    for rank, backend in enumerate(backends):
+        if backend != backends[0]:
+            return (
+                f"comm.backend: rank {rank} takes {backend}, rank 0 {backends[0]}; give all ranks "
+                "the same job, and GPUs to all of them or to none"
+            )
+    return ""
 
 
 def _open(host: str, port: int, launch: Launch, timeout_s: float, *, one_host: bool) -> TCPStore:

@@ -48,7 +48,7 @@ class Solo:
     def close(self) -> None:
         """Do nothing."""
 
-    def abort(self, code: int) -> NoReturn:
+    def abort(self, code: int, reason: str = "") -> NoReturn:
         """End this process at once with exit code ``code``."""
         end_process(code)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,11 @@ from hpcfl.errors import JobError, RankError
 TIMEOUT_FACTOR = 1.25  # torch's time-out must come after the watchdog's, whose message says more
 ABORTED = "aborted"  # the key of the rank that has left by ``abort``
 FIRST_PAUSE_S = 1e-3  # before the second look for ranks that have not come
+
+NCCL_CAUSE = re.compile(r"Last error:\s*\n(.*\S.*)")
+# Algorithms that add in the network switch, in an order that differs from call to call.  torch
+# leaves them out in its deterministic mode, which is set later, once the device is known.
+NCCL_REPRODUCIBLE = "^NVLS,NVLSTree"
 
 _GROUPS = count()  # numbers those of this process, which are the same on every rank
 
@@ -160,7 +166,7 @@ class _ProcessGroup:
         dist.destroy_process_group()
         self._rendezvous.finish()
 
-    def abort(self, code: int) -> NoReturn:
+    def abort(self, code: int, reason: str = "") -> NoReturn:
         """End this rank with exit code ``code``, and under MPI every rank.
 
         Without MPI the launcher ends the others when it sees that this one failed, and those in
@@ -175,7 +181,7 @@ class _ProcessGroup:
     def _not_met(self, error: RuntimeError) -> RankError:
         return RankError(
             f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
-            f"({str(error).splitlines()[0]}); another rank has ended or hangs (comm.timeout_s)"
+            f"({_cause(error)}); another rank has ended or hangs (comm.timeout_s)"
         )
 
     def _run(self, collective: Callable[[], object]) -> None:
@@ -183,12 +189,18 @@ class _ProcessGroup:
         try:
             collective()
         except RuntimeError as error:  # torch raises no narrower class for a time-out or lost rank
-            cause = str(error).split("\n")[0]
-            message = f"rank {self.rank} of {self.size}: {self.backend}: {cause}"
+            message = f"rank {self.rank} of {self.size}: {self.backend}: {_cause(error)}"
             raise RankError(
                 f"{message}; another rank has ended, hangs, or needs longer than comm.timeout_s: "
                 "raise that"
             ) from error
+
+
+def _cause(error: RuntimeError) -> str:
+    """The first line of an error of torch, with the line in which NCCL names the cause."""
+    said = str(error)
+    found = NCCL_CAUSE.search(said)
+    return said.split("\n")[0] + (f": {found[1].strip()}" if found else "")
 
 
 @contextmanager
@@ -215,6 +227,9 @@ class Nccl(_ProcessGroup):
 
     Small host values are reduced on the GPU, too: the maximum waits for the GPU anyway, and a
     second group over Gloo would have to be configured on every cluster.
+
+    NCCL's sums have the same bits in every run with the same ranks on the same nodes; the variable
+    ``NCCL_ALGO``, if the user has set it, is left alone.
     """
 
     backend = "nccl"
@@ -222,6 +237,7 @@ class Nccl(_ProcessGroup):
     def __init__(self, launch: Launch, timeout_s: float) -> None:
         if not dist.is_nccl_available():
             raise JobError("comm.backend: nccl: this torch was built without NCCL; use gloo")
+        os.environ.setdefault("NCCL_ALGO", NCCL_REPRODUCIBLE)
         super().__init__(launch, timeout_s)
 
     def allreduce_sum(self, tensor: Tensor) -> None:

@@ -24,7 +24,13 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
-from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, round_and_phase
+from hpcfl.comm.heartbeat import (
+    LOST_CODE,
+    Heartbeat,
+    Heartbeats,
+    RankProgress,
+    round_and_phase,
+)
 from hpcfl.comm.solo import end_process
 
 PERIOD_S = 5.0  # between two heartbeats, at most ...
@@ -57,9 +63,13 @@ class Watchdog:
         files.open(self.progress)
         self._files = files
 
-    def claim_report(self, line: str) -> bool:
+    def claim_report(self, line: str, code: int) -> bool:
         """Whether this rank shall print ``line``, see ``Heartbeats.claim_report``."""
-        return self._files is None or self._files.claim_report(line)
+        return self._files is None or self._files.claim_report(line, code)
+
+    def reported_code(self) -> int:
+        """The exit code in the report of another rank."""
+        return self._files.reported_code() if self._files else LOST_CODE
 
     def close(self) -> None:
         """End the thread."""
@@ -109,17 +119,17 @@ class Watchdog:
             f"RankError: [rank {self._rank} of {self._size}] waited {self._timeout_s:g} s for the "
             f"other ranks, {round_and_phase(self.progress.round, self.progress.phase)}: {reason}"
         )
-        if not self.claim_report(line):
+        if not self.claim_report(line, LOST_CODE):
             self._end_after_report()
         try:
             sys.stderr.write(line + "\n")
         finally:  # also where standard error is closed
-            end_process(1)
+            end_process(LOST_CODE)
 
     def _end_after_report(self) -> None:
-        """End this process, some time after another rank has reported the reason."""
+        """End this process as another rank, which has reported the reason, some time after it."""
         time.sleep(REPORT_S)
-        end_process(1)
+        end_process(self.reported_code())
 
 
 class Wait(NamedTuple):

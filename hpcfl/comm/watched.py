@@ -86,8 +86,16 @@ class WatchedComm:
         finally:
             self._watchdog.close()
 
-    def abort(self, code: int) -> None:
-        """End every rank with exit code ``code``; does not return."""
+    def abort(self, code: int, reason: str = "") -> None:
+        """End every rank with exit code ``code``; does not return.
+
+        Args:
+            code: of 1 to 255.
+            reason: one line for the report, by which the watchdogs of ranks that the library does
+                not reach end them with the same code; without it there is no report.
+        """
+        if reason:
+            self._watchdog.claim_report(reason, code)
         self._comm.abort(code)
 
     def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -104,8 +112,8 @@ class WatchedComm:
             return collective(*args, **kwargs)
         except RankError as error:
             # Every rank sees that one was lost; only the first to claim the report prints it.
-            if not self._watchdog.claim_report(str(error)):
-                self._comm.abort(1)
+            if not self._watchdog.claim_report(str(error), error.exit_code):
+                self._comm.abort(self._watchdog.reported_code())
             raise
         finally:
             self.progress.waits = False

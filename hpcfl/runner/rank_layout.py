@@ -20,7 +20,7 @@ from hpcfl.errors import JobError
 from hpcfl.io.boot_id import boot_id
 from hpcfl.io.cgroups import usable_cores
 from hpcfl.job.schema import Job, LoadedJob
-from hpcfl.runner.device import device_of
+from hpcfl.runner.device import device_of, gpu_rank
 from hpcfl.runner.environment import processor
 from hpcfl.runner.user_code_digests import code_digests
 from hpcfl.version import __version__
@@ -96,9 +96,8 @@ def discover_ranks(loaded: LoadedJob, out: Path, comm: WatchedComm) -> Ranks:
     Raises:
         JobError: the same on every rank, see ``check``.
     """
-    infos = [
-        RankInfo.model_validate_json(text) for text in comm.allgather(_own_info(loaded, out, comm))
-    ]
+    own = _own_info(loaded, out, comm, gpu_rank(loaded.job, comm))
+    infos = [RankInfo.model_validate_json(text) for text in comm.allgather(own)]
     notes = check(infos, comm.backend)
     device = torch.device(infos[comm.rank].device)
     if device.type == "cuda":
@@ -137,13 +136,13 @@ def describe(infos: Sequence[RankInfo]) -> str:
     )
 
 
-def _own_info(loaded: LoadedJob, out: Path, comm: WatchedComm) -> str:
+def _own_info(loaded: LoadedJob, out: Path, comm: WatchedComm, gpu_rank: int) -> str:
     """Where this rank is, as JSON."""
     cores = usable_cores()
     tree = json.dumps([loaded.tree, str(out)], sort_keys=True, default=str)
     device, fault = torch.device("cpu"), ""
     try:
-        device = device_of(loaded.job, comm.local_rank)
+        device = device_of(loaded.job, gpu_rank)
     except JobError as e:
         fault = str(e)
     gpu = device.type == "cuda"
@@ -208,8 +207,8 @@ def _shared_gpus(infos: Sequence[RankInfo]) -> Iterator[str]:
         if other is not info:
             yield (
                 f"comm.backend: {other} and {info} are both on GPU {info.gpu}, and nccl needs one "
-                "for every rank; start fewer ranks there, ask for a GPU a rank "
-                "(--gpus-per-task=1), or say comm.backend=gloo"
+                "for every rank; start fewer ranks there, ask for as many GPUs as ranks "
+                "(--ntasks-per-node=4 --gpus-per-node=4), or say comm.backend=gloo"
             )
 
 

@@ -82,7 +82,7 @@ def ranks(folder: Path) -> int:
     Raises:
         StoreError: there is none, or that of a lower rank is missing.
     """
-    files = list(folder.glob("rows-*.npz"))
+    files = set(folder.glob("rows-*.npz"))
     missing = [rank for rank in range(max(1, len(files))) if folder / file_name(rank) not in files]
     if missing:
         raise StoreError(

@@ -19,9 +19,8 @@
 # srun's --mpi: pmi2 (default; MPICH and those like it), pmix (Open MPI) or none (with comm.backend: nccl).
 # export HPCFL_MPI=pmix
 
-# Options of srun for the ranks: each on cores of its own, next to its GPU.
+# Options of srun for the ranks: each on cores of its own.
 export HPCFL_SRUN="--cpu-bind=cores"
-# export HPCFL_SRUN="--cpu-bind=cores --gpu-bind=closest"
 
 # The network.  hpcfl sets none of these; names of devices are those of `ip link` and `ibstat`.
 # export NCCL_SOCKET_IFNAME=hsn0 NCCL_IB_HCA=mlx5

@@ -78,7 +78,7 @@ class Ended(BaseException):
 class Two(Solo):
     size = 2
 
-    def abort(self, code):
+    def abort(self, code, reason=""):
         drain_output.wait_until_read()
         raise Ended
 

@@ -14,6 +14,7 @@ from hpcfl.comm.heartbeat import (
     read,
     read_all,
     read_newest,
+    read_report,
     round_and_phase,
 )
 from hpcfl.errors import StoreError
@@ -131,10 +132,18 @@ def test_a_file_that_is_being_written_is_read_again(files, monkeypatch):
 def test_one_rank_tells(files):
     other = Heartbeats(files.folder.parent, files.folder.name, 0)
     assert not files.has_report()
-    assert other.claim_report("rank 2 is gone")
-    assert not files.claim_report("rank 2 is gone, I say")
+    assert other.claim_report("rank 2 is gone", 74)
+    assert not files.claim_report("rank 2 is gone, I say", 1)
     assert files.has_report()
-    assert (files.folder / "report").read_text() == "rank 2 is gone\n"
+    assert files.reported_code() == 74
+    assert read_report(files.folder.parent) == "rank 2 is gone"
+
+
+@pytest.mark.parametrize("text", ["", "half of a li", "exit code 74", "exit code 74 or so\n"])
+def test_a_report_without_a_code_is_that_of_a_lost_rank(files, monkeypatch, text):
+    monkeypatch.setattr(heartbeat, "POLL_S", 0.0)
+    (files.folder / "report").write_text(text)
+    assert files.reported_code() == 1
 
 
 def test_a_report_that_cannot_be_looked_for_is_none(files, monkeypatch):
@@ -143,7 +152,7 @@ def test_a_report_that_cannot_be_looked_for_is_none(files, monkeypatch):
     def stale(path):
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    assert files.claim_report("rank 2 is gone")
+    assert files.claim_report("rank 2 is gone", 1)
     with monkeypatch.context() as failing:
         failing.setattr(type(files.folder), "exists", stale)
         assert not files.has_report()
@@ -152,7 +161,7 @@ def test_a_report_that_cannot_be_looked_for_is_none(files, monkeypatch):
 
 def test_a_rank_that_cannot_leave_word_tells_all_the_same(tmp_path):
     """The directory is gone: silence would be worse than two lines."""
-    assert Heartbeats(tmp_path / "gone", "0123abcd", 0).claim_report("why")
+    assert Heartbeats(tmp_path / "gone", "0123abcd", 0).claim_report("why", 1)
 
 
 def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
@@ -164,7 +173,7 @@ def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
     assert list(files.folder.parent.iterdir()) == [new.folder]
     with pytest.raises(FileNotFoundError):
         files.beat(RankProgress(9, "training"))
-    assert files.claim_report("connection closed")
+    assert files.claim_report("connection closed", 1)
     files.close()
     assert not new.has_report()
     assert read(new.folder / "0003.json").round == 2

@@ -90,7 +90,7 @@ def test_the_store_of_torchrun_itself_is_joined_and_not_made(monkeypatch):
     agent = meet(Launch(0, 1, 0, "none"), "gloo", 60.0).store
     monkeypatch.setattr(rendezvous, "_RENDEZVOUS", count())
     agent.set("from", "torchrun")
-    agent.set("hpcfl/0/here/0/1", "")  # the other rank, in the first run
+    agent.set("hpcfl/0/here/0/1", "gloo")  # the other rank, in the first run
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(agent.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -98,3 +98,27 @@ def test_the_store_of_torchrun_itself_is_joined_and_not_made(monkeypatch):
     assert met.store.get("from") == b"torchrun"
     with pytest.raises(RankError, match=r"rank 1 did not come within 0\.01 s"):
         meet(Launch(0, 2, 0, "torchrun"), "gloo", 0.01)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_with_different_backends_end_at_once(monkeypatch, rank):
+    """Rank 1 sees no GPU.  Rank 0 compares, and ends after rank 1 has read what it found."""
+    said = (
+        "comm.backend: rank 1 takes gloo, rank 0 nccl; give all ranks the same job, and GPUs to "
+        "all of them or to none"
+    )
+    agent = meet(Launch(0, 1, 0, "none"), "gloo", 60.0).store
+    monkeypatch.setattr(rendezvous, "_RENDEZVOUS", count())
+    other = 1 - rank
+    agent.set(f"hpcfl/0/here/0/{other}", ["nccl", "gloo"][other])
+    agent.set(f"hpcfl/0/here/0/{other}/read", "")
+    if rank:
+        agent.set("hpcfl/0/met/0", said)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(agent.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(RankError) as e:
+        meet(Launch(rank, 2, 0, "torchrun"), ["nccl", "gloo"][rank], 60.0)
+    assert str(e.value) == said
+    assert agent.get("hpcfl/0/met/0").decode() == said
+    assert agent.check([f"hpcfl/0/here/0/{rank}/read"])

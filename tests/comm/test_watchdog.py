@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from hpcfl.comm import watchdog
-from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, read
+from hpcfl.comm.failure import group
+from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, read, read_report
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.watchdog import Wait, Watchdog
 from hpcfl.comm.watched import WatchedComm
-from hpcfl.errors import RankError
+from hpcfl.errors import DiskError, RankError
 
 NOW = 1000.0
 
@@ -103,7 +104,7 @@ dog.watch_files(files)
 dog.progress.round, dog.progress.phase = 4, "training"
 print("waits", flush=True)
 if sys.argv[2] == "report":
-    files.claim_report("another rank's words")
+    files.claim_report("another rank's words", 74)
 else:
     dog.progress.calls, dog.progress.waits = 1, True
 time.sleep(600)
@@ -124,7 +125,7 @@ def test_a_rank_that_waits_too_long_says_so_and_ends(tmp_path):
         "(host "
     )
     assert "in round 4, training; resume from the last checkpoint" in line
-    assert (tmp_path / "ranks" / "session" / "report").read_text() == line + "\n"
+    assert read_report(tmp_path / "ranks") == line
 
 
 def test_nobody_waits_too_long_before_there_are_heartbeats(tmp_path):
@@ -148,7 +149,7 @@ def test_before_the_first_round_a_rank_at_work_is_waited_for():
 
 def test_a_rank_ends_in_silence_when_another_has_spoken(tmp_path):
     done = alone(tmp_path / "ranks", "report")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "waits\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (74, "waits\n", "")
 
 
 def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monkeypatch):
@@ -181,7 +182,7 @@ class Lost(Solo):
     def barrier(self):
         raise RankError("gloo: connection closed")
 
-    def abort(self, code):
+    def abort(self, code, reason=""):
         self.ended.append(code)
         raise SystemExit(code)
 
@@ -198,16 +199,34 @@ def test_a_lost_group_is_an_error_of_the_first_that_sees_it(lost, tmp_path):
     lost.start_heartbeats(tmp_path, "session")
     with pytest.raises(RankError, match="connection closed"):
         lost.barrier()
-    assert (tmp_path / "session" / "report").read_text() == "gloo: connection closed\n"
+    assert read_report(tmp_path) == "gloo: connection closed"
     assert not lost.progress.waits
 
 
 def test_the_others_say_nothing(lost, tmp_path):
     lost.start_heartbeats(tmp_path, "session")
-    Heartbeats(tmp_path, "session", 1).claim_report("rank 1's words")
+    Heartbeats(tmp_path, "session", 1).claim_report("rank 1's words", 74)
     with pytest.raises(SystemExit):
         lost.barrier()
-    assert lost._comm.ended == [1]
+    assert lost._comm.ended == [74]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (DiskError("x.h5: is full"), 74, "[rank 0 of 2] DiskError: x.h5: is full"),
+        (TypeError("one\nline"), 1, "[rank 0 of 2] TypeError: one line"),
+    ],
+)
+def test_a_rank_that_fails_alone_leaves_its_line_and_code(lost, tmp_path, error, code, said):
+    """For those that wait in NCCL, whose collectives do not end when a rank has gone."""
+    lost.start_heartbeats(tmp_path, "session")
+    lost.size = 2
+    with pytest.raises(SystemExit), group(lost):
+        raise error
+    assert lost._comm.ended == [code]
+    assert read_report(tmp_path) == said
+    assert Heartbeats(tmp_path, "session", 1).reported_code() == code
 
 
 def test_without_a_directory_every_rank_speaks(lost):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from hpcfl.comm.heartbeat import read_report
 from tests.forked import finish, free_ports
 from tests.long_form import long_form
 from tests.parallel.background import PATIENCE_S, Going, changed, finish_mpi, held, rounds, write
@@ -55,11 +56,37 @@ def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path):
     assert f": rank {victim} (host " in line
     assert f", pid {pids[victim]}) was last heard of " in line
     assert line.endswith("; resume from the last checkpoint")
-    assert [path.read_text() for path in run.glob("ranks/*/report")] == [line + "\n"]
+    assert read_report(run / "ranks") == line
     done = finish(1, "resume", run)
     assert done.returncode == 0, done.stderr
     assert outcome(run) == whole
     assert list((run / "ranks").iterdir()) == []
+
+
+def test_a_rank_that_fails_alone_ends_those_that_do_not_notice(tmp_path):
+    """Without a launcher: both end with the disk's exit code, and one says why."""
+    run, port = tmp_path / "run", str(free_ports(1))
+    file = job(tmp_path, "gloo", timeout_s=600.0)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "hpcfl", "run", file, "--out", run],
+            env=environment(**changed("deaf"), **torchrun_style(rank, 2, port)),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [74, 74], errors
+    line = "[rank 1 of 2] DiskError: own-0001.h5: the disk is full"
+    assert errors[1].splitlines() == [line]
+    assert "Error" not in errors[0]
+    assert read_report(run / "ranks") == line
 
 
 @long_form

@@ -1,0 +1,64 @@
+"""What can be held of NCCL without GPUs: its settings, and how its errors are told."""
+
+import os
+
+import pytest
+
+from hpcfl.comm import torch_distributed
+from hpcfl.comm.launcher import Launch
+from hpcfl.comm.torch_distributed import Nccl
+from hpcfl.errors import RankError
+
+dist = torch_distributed.dist
+
+NO_ROUTE = """\
+NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:94, unhandled system error
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed.
+Last error:
+socketPollConnect: connect to 10.0.0.7<41337> returned No route to host, exceeded error count
+Exception raised from getNCCLComm at NCCLUtils.cpp:94 (most recent call first):
+"""
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """Makes a group of one rank; torch is not asked for one."""
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+
+    def make(init):
+        monkeypatch.setattr(dist, "init_process_group", init)
+        return Nccl(Launch(0, 1, 0, "none"), 60.0)
+
+    return make
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "^NVLS,NVLSTree"), ("Ring", "Ring")])
+def test_sums_in_the_switch_are_left_out_before_nccl_starts(nccl, monkeypatch, own, expected):
+    """Their order is another in every call; the user's own choice is kept."""
+    if own is None:
+        monkeypatch.delenv("NCCL_ALGO", raising=False)
+    else:
+        monkeypatch.setenv("NCCL_ALGO", own)
+    seen = []
+    nccl(lambda *_, **__: seen.append(os.environ["NCCL_ALGO"]))
+    assert seen == [expected]
+    monkeypatch.delenv("NCCL_ALGO")
+
+
+def fails(*_, **__):
+    raise RuntimeError(NO_ROUTE)
+
+
+def test_an_error_has_the_line_in_which_nccl_names_the_cause(nccl, monkeypatch):
+    expected = (
+        r"nccl: NCCL error in: \S+:94, unhandled system error: socketPollConnect: connect to "
+        r"10\.0\.0\.7<41337> returned No route to host, exceeded error count; another rank has"
+    )
+    group = nccl(lambda *_, **__: None)
+    with pytest.raises(RankError, match=expected):
+        group._run(fails)
+    with pytest.raises(RankError, match=r"do not meet \(NCCL error in: \S+ .*: socketPollConnect"):
+        nccl(fails)
+    assert torch_distributed._cause(RuntimeError("")) == ""
+    assert torch_distributed._cause(RuntimeError("one\ntwo")) == "one"
