@@ -70,8 +70,8 @@ class Comm(Protocol):
     def abort(self, code: int, reason: str = "") -> None:
         """End every rank with exit code ``code``; does not return.
 
-        Gloo and NCCL end this rank alone.  ``Watched`` leaves ``reason`` (one line) in a file, by
-        which the watchdogs of the other ranks end them with the same code.
+        Gloo and NCCL end this rank alone.  ``WatchedComm`` leaves ``reason`` (one line) in a file,
+        by which the watchdogs of the other ranks end them with the same code.
         """
         ...
 
