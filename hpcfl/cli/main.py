@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hpcfl import signals
 from hpcfl.cli.parser import parser
 from hpcfl.errors import (
+    HookError,
     HpcflError,
     JobError,
     RankError,
@@ -22,6 +23,7 @@ from hpcfl.errors import (
     Stopped,
     as_disk_error,
     print_traceback,
+    user_code_location,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command not in ("run", "resume"):  # runs install their own handlers
             signals.raise_on_interrupt()
-        COMMANDS[options.command](options)
+        _run_command(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _print_interrupted(options.command)
@@ -71,6 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = "an argument" if e.filename is None else os.fsdecode(e.filename)
         return _print_hpcfl_error(JobError(f"{where}: {e.strerror}; choose another name"))
     return 0
+
+
+def _run_command(options: argparse.Namespace) -> None:
+    """Run the command that was chosen.
+
+    Raises:
+        HookError: code of the job called ``sys.exit``, whose code is not the program's.
+    """
+    try:
+        COMMANDS[options.command](options)
+    except SystemExit as e:  # hpcfl itself raises none
+        where = user_code_location(e)
+        raise HookError(f"code of the job ended the program{where}: sys.exit({e.code!r})") from e
 
 
 def _print_hpcfl_error(error: HpcflError) -> int:

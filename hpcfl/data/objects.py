@@ -50,6 +50,8 @@ class Data:
             found |= zip(("x_test", "y_test"), _pair(self.test, "test"), strict=True)
         if self.owners is not None:
             owners = _array(self.owners, "owners")
+            if owners.dtype.kind in ("O", "T") and all(isinstance(n, str) for n in owners.flat):
+                owners = np.array(owners.tolist())  # as pandas has them
             if owners.shape != found["y"].shape[:1] or owners.dtype.kind not in "iuUS":
                 raise DataError(
                     f"data: owners is {owners.dtype} of shape {owners.shape}, expected integers or "

@@ -30,8 +30,18 @@ def fetch_model(loaded: LoadedJob) -> None:
 
 
 def draw_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
-    """A random initialisation, flat, and the model it was drawn for, with hpcfl's dropout."""
+    """A random initialisation, flat, and the model it was drawn for, with hpcfl's dropout.
+
+    Raises:
+        JobError: it is not finite, or see ``build_model``.
+    """
     model = build_model(loaded, dataset, seed)
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise JobError(
+                f"model.name: {loaded.tree['model']['name']}: its parameter {name} is not finite "
+                "when the model is made; initialise it"
+            )
     replace_dropout(model)
     return parameters(model), model
 

@@ -3,6 +3,25 @@ import sys
 
 import pytest
 
+from tests.parallel.background import write
+
+LEAVES = """
+import sys
+
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.out = torch.nn.Linear(input_shape[0], outputs)
+
+    def forward(self, x):
+        if self.training:
+            sys.exit(3)
+        return self.out(x)
+"""
+
 LEAVE = """
 import os, sys
 from hpcfl import __main__
@@ -20,3 +39,20 @@ def test_a_signal_while_leaving_does_not_change_the_exit_code(code, signal):
     """The first rank to leave makes srun signal the others; 143 would not be requeued."""
     script = "from signal import *\n" + LEAVE.format(code=code, signal=signal)
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == code
+
+
+def test_sys_exit_of_a_model_is_said(hpcfl, tmp_path, monkeypatch, own_process):
+    """Its code is not the program's: 3 would say that the run diverged."""
+    (tmp_path / "net_that_leaves.py").write_text(LEAVES)
+    monkeypatch.syspath_prepend(tmp_path)
+    job = write(
+        tmp_path,
+        task=None,
+        data={"kind": "digits", "clients": 9, "partition": {"kind": "iid"}},
+        model={"name": "module", "of": "net_that_leaves.Net"},
+    )
+    done = hpcfl("run", job, "--out", tmp_path / "run")
+    assert done.code == 1
+    (line,) = [line for line in done.err if "Error" in line]
+    assert line.startswith("HookError: code of the job ended the program in forward (")
+    assert line.endswith("): sys.exit(3)")

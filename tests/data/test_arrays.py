@@ -9,6 +9,7 @@ from hpcfl.errors import DataError, JobError
 
 X = np.arange(12).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])
+NO_TEST = "data: there are no test examples (x_test, y_test), so nothing is scored on them"
 
 
 def load(tmp_path, config=None, **arrays):
@@ -53,7 +54,40 @@ def test_whole_floats_are_perhaps_classes(tmp_path):
     assert dataset.notes == (
         "data: y holds whole numbers as float32, so they are the targets of a regression; if they "
         "are classes, store integers",
+        NO_TEST,
     )
+
+
+@pytest.mark.parametrize("tests", [{}, {"x_test": X[:0], "y_test": Y[:0]}])
+def test_data_without_tests_say_so(tmp_path, tests):
+    assert load(tmp_path, x=X, y=Y, **tests).notes == (NO_TEST,)
+
+
+GREY = np.arange(6 * 8 * 8, dtype=np.uint8).reshape(6, 8, 8)
+AS_THEY_ARE = (
+    "data: x holds integers up to 255, which the model gets as they are; if they are grey levels, "
+    "store them as floats, x / 255"
+)
+LAST = (
+    "data: x has examples of shape (8, 8, 3); if these are images with the channels last, store "
+    "np.moveaxis(x, -1, 1): layers of torch take the channels first"
+)
+
+
+@pytest.mark.parametrize(
+    ("x", "notes"),
+    [
+        (GREY, [AS_THEY_ARE]),
+        (np.stack([GREY] * 3, axis=-1), [AS_THEY_ARE, LAST]),
+        (np.stack([GREY] * 3, axis=-1) / 255, [LAST]),
+        (np.stack([GREY] * 3, axis=1) / 255, []),
+        (GREY.astype(np.int64), []),  # perhaps of a table
+        (GREY // 2, []),
+        (np.zeros((6, 3, 5, 3)), []),
+    ],
+)
+def test_inputs_that_look_like_images_as_files_have_them(tmp_path, x, notes):
+    assert load(tmp_path, x=x, y=Y, x_test=x, y_test=Y).notes == tuple(notes)
 
 
 def test_clients_own_their_rows(tmp_path):
@@ -118,7 +152,7 @@ def test_labels_that_count_from_one_are_refused(tmp_path):
         load(tmp_path, x=X, y=Y + 5, x_test=X, y_test=Y + 5)
     dataset = load(tmp_path, {"classes": 4}, x=X, y=Y + 1)
     assert dataset.classes == 4
-    assert dataset.notes == ("data: 1 of 4 classes have no training example: 0",)
+    assert dataset.notes == ("data: 1 of 4 classes have no training example: 0", NO_TEST)
     # The first class has examples to test on.
     dataset = load(tmp_path, x=X, y=Y + 1, x_test=X, y_test=Y)
     assert dataset.classes == 4
@@ -126,13 +160,15 @@ def test_labels_that_count_from_one_are_refused(tmp_path):
 
 
 def test_classes_without_an_example_are_told(tmp_path):
-    assert load(tmp_path, x=X, y=Y).notes == ()
-    assert load(tmp_path, x=X, y=Y / 2).notes == ()
+    assert load(tmp_path, x=X, y=Y).notes == (NO_TEST,)
+    assert load(tmp_path, x=X, y=Y / 2).notes == (NO_TEST,)
     assert load(tmp_path, x=X, y=Y * 2).notes == (
         "data: 2 of 5 classes have no training example: 1, 3",
+        NO_TEST,
     )
     assert load(tmp_path, {"classes": 10**9}, x=X, y=Y).notes == (
         "data: 999999997 of 1000000000 classes have no training example: 3, 4, 5, 6, 7, ...",
+        NO_TEST,
     )
 
 

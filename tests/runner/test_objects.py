@@ -88,6 +88,17 @@ def test_the_bits_are_those_of_a_dotted_path_and_an_npz(tmp_path):
     assert torch.equal(hpcfl.run(JOB, model=Net, data=other, out=tmp_path / "b").x, expected.x)
 
 
+@pytest.mark.parametrize("dtype", [object, np.dtypes.StringDType()])
+def test_owners_as_pandas_has_them(dtype):
+    """Strings in an array of Python objects, or in numpy's type of strings of any length."""
+    names = [f"user {owner}" for owner in examples()[2][:90]]
+    expected = data(owners=names).arrays()["client"]
+    found = data(owners=np.array(names, dtype)).arrays()["client"]
+    assert found.tolist() == expected.tolist()
+    with pytest.raises(DataError, match="data: owners is object of shape"):
+        data(owners=np.array([*names[:-1], None], object)).arrays()
+
+
 def test_arrays_in_any_layout(tmp_path):
     """Turned, of the other byte order, with gaps, not writable: the same examples."""
     x, y, _ = examples()

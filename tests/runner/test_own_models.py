@@ -64,6 +64,16 @@ class BatchStatistics(nn.Module):
         return self.out(self.norm(self.hidden(x.unsqueeze(1))).relu().flatten(1))
 
 
+class NotFinite(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+        nn.init.constant_(self.out.weight, torch.nan)
+
+    def forward(self, x):
+        return self.out(x)
+
+
 class NeedsTwo(nn.Module):
     def __init__(self):
         super().__init__()
@@ -363,6 +373,10 @@ def test_a_model_has_the_precision_of_the_job(precision, dtype, run):
         ),
         (TakesLabels, "missing 1 required positional argument: 'y'"),
         (InADict, "returns a dict, expected a tensor; return the outputs alone"),
+        (
+            NotFinite,
+            r"model.name: \S+: its parameter out.weight is not finite when the model is made; init",
+        ),
         (OneRow, r"have the shape \(1, 12\) for 4 examples, expected \(4, ...\)"),
     ],
 )

@@ -21,6 +21,7 @@ from hpcfl.types import Count, Examples, PathText
 
 _OPTIONAL = ("client", "x_test", "y_test")
 _MANY = 1 << 20  # classes; more are taken for a mistake unless the job says so
+_NO_TEST = "data: there are no test examples (x_test, y_test), so nothing is scored on them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,15 @@ class Arrays(DataConfig):
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
             transform=cast,
-            notes=_whole(arrays["y"]) if classes is None else missing_classes(arrays["y"], classes),
+            notes=(
+                *_inputs(arrays["x"]),
+                *(
+                    _whole(arrays["y"])
+                    if classes is None
+                    else missing_classes(arrays["y"], classes)
+                ),
+                *(() if test is not None and len(test.labels) else (_NO_TEST,)),
+            ),
         )
 
     def _classes(self, path: Path, arrays: dict[str, NDArray[Any]]) -> int | None:
@@ -154,6 +163,22 @@ def _whole(targets: NDArray[Any]) -> tuple[str, ...]:
         f"data: y holds whole numbers as {targets.dtype}, so they are the targets of a regression; "
         "if they are classes, store integers",
     )
+
+
+def _inputs(x: NDArray[Any]) -> tuple[str, ...]:
+    """Lines about inputs that may be images as files have them: integers, channels last."""
+    notes = []
+    if x.dtype == np.uint8 and x.size and int(x.max()) > np.iinfo(np.int8).max:
+        notes.append(
+            f"data: x holds integers up to {x.max()}, which the model gets as they are; if they "
+            "are grey levels, store them as floats, x / 255"
+        )
+    if x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        notes.append(
+            f"data: x has examples of shape {x.shape[1:]}; if these are images with the channels "
+            "last, store np.moveaxis(x, -1, 1): layers of torch take the channels first"
+        )
+    return tuple(notes)
 
 
 def _check(path: Path, name: str, array: NDArray[Any]) -> None:
