@@ -1,12 +1,33 @@
 """``python -m hpcfl`` and the ``hpcfl`` command."""
 
-from hpcfl.signals import STOP, exit_on_interrupt, latch_early
+import os
+import sys
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of each standard stream that is closed (``hpcfl run ... 2>&-``).
+
+    Python sets such a stream to None, which nothing can print to.  And the next file that is opened
+    gets the free descriptor 0, 1 or 2: output of a library would be written into a data file.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest descriptor that is free: this one
+            os.set_inheritable(descriptor, True)  # also for the programs that hpcfl starts
+        if getattr(sys, name) is None:
+            mode = "w" if descriptor else "r"
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
+
+
+_open_closed_streams()  # before any import that opens a file
+
+from hpcfl.signals import STOP, exit_on_interrupt, latch_early  # noqa: E402
 
 exit_on_interrupt()  # before any import that takes its time
 
-import os  # noqa: E402
 import signal  # noqa: E402
-import sys  # noqa: E402
 
 LONG = ("run", "resume", "sweep")
 """The commands that a signal of ``STOP`` stops with a checkpoint."""

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from tests.parallel.background import write
+from tests.parallel.outcome import outcome
 
 LEAVES = """
 import sys
@@ -56,3 +57,40 @@ def test_sys_exit_of_a_model_is_said(hpcfl, tmp_path, monkeypatch, own_process):
     (line,) = [line for line in done.err if "Error" in line]
     assert line.startswith("HookError: code of the job ended the program in forward (")
     assert line.endswith("): sys.exit(3)")
+
+
+# With its standard streams as they are: what opens next must get another descriptor.
+STREAMS = """
+import os, sys
+from hpcfl import __main__
+code = __main__.main()
+sys.stdin.read(), sys.stdout.write("."), sys.stderr.write(".")
+with open(os.devnull) as file:
+    sys.exit(code if file.fileno() > 2 else 9)
+"""
+
+
+def closing(streams, *command):
+    """Run a command in a shell that closes some of its standard streams."""
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_dev_null(closed):
+    done = closing(closed, "-c", STREAMS, "check", "quickstart", "--kind")
+    assert done.returncode == 0
+    assert done.stdout == ("" if ">&-" in closed.split() else "job\n.")
+    assert done.stderr == ("" if "2>&-" in closed else ".")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_run_needs_no_standard_streams(closed, tmp_path):
+    command = ["-m", "hpcfl", "run", "quickstart", "rounds=3", "--out", str(tmp_path / "run")]
+    assert closing(closed, *command).returncode == 0
+    assert outcome(tmp_path / "run").round == 3
