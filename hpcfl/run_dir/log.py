@@ -119,25 +119,26 @@ def require_log_prefix(path: Path, extent: LogPosition) -> bytes:
     Raises:
         StoreError: rounds are missing or damaged, or the disk fails.
     """
+    put_back = "put the log back from a copy; without it `hpcfl export` still writes the model"
     try:
-        found = read_bytes(path, "put the log back")
+        found = read_bytes(path, put_back)
     except FileNotFoundError as e:  # it is written from the first round on
         if extent.length:
             raise StoreError(
                 f"{path}: there is no such file, expected the log of the checkpoint, "
-                f"{extent.length} bytes; put the log back"
+                f"{extent.length} bytes; {put_back}"
             ) from e
         found = b""
     if len(found) < extent.length:
         raise StoreError(
             f"{path}: {len(found)} bytes, expected at least the {extent.length} of the checkpoint; "
-            "put the log back"
+            f"{put_back}"
         )
     log = found[: extent.length]
     if NOTHING.after(log) != extent:
         raise StoreError(
             f"{path}: checksum {crc32(log)} of its first {extent.length} bytes, expected "
-            f"{extent.crc}: a line was changed; put the log back"
+            f"{extent.crc}: a line was changed; {put_back}"
         )
     return log
 

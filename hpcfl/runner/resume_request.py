@@ -23,6 +23,7 @@ from hpcfl.job.schema import LoadedJob, require_runnable, validate_keys
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
+from hpcfl.run_dir.log import require_log_prefix
 from hpcfl.run_dir.manifest import find, rounds
 
 
@@ -155,17 +156,27 @@ class ResumeRequest:
 
     @contextmanager
     def suggest_older(self, retained_rounds: Sequence[int]) -> Iterator[None]:
-        """Add to an error about the last of these rounds how to resume from the one before it."""
+        """Add to an error about the last of these rounds how to resume from an earlier one."""
         try:
             yield
         except (StoreError, DiskError) as e:
-            if len(retained_rounds) > 1:
-                before = retained_rounds[-2]
-                offer = f"the one before: `hpcfl resume {self.source.root} --round {before}`"
+            older = list(filter(self._has_log, retained_rounds[:-1]))
+            if older:
+                offer = f"the one before: `hpcfl resume {self.source.root} --round {older[-1]}`"
+            elif len(retained_rounds) > 1:
+                offer = "the log has no older one: run the job again into another directory"
             else:
                 offer = "no older one is kept: run the job again into another directory"
             message = f"{e}; {offer}"
             raise type(e)(message, collective=e.collective, prints=e.prints) from e
+
+    def _has_log(self, round: int) -> bool:
+        """Whether the log is whole up to the checkpoint of a round, which needs it."""
+        try:
+            require_log_prefix(self.source.log, find(self.source.checkpoints, round).log)
+        except (StoreError, DiskError):
+            return False
+        return True
 
 
 def _named(job: Settings) -> Settings:

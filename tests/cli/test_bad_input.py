@@ -371,6 +371,21 @@ def test_log_shorter_than_its_checkpoint(half, refused):
     contains(refused("resume", half), "log.jsonl", "expected at least", "put the log back")
 
 
+def test_a_lost_log_leaves_the_model(hpcfl, job, out, refused):
+    """No checkpoint is proposed that needs the log, too."""
+    assert hpcfl("run", job, "checkpoint={every: 2, keep: 2}", "--out", out).code == 0
+    (out / "log.jsonl").unlink()
+    for more in ([], ["--out", out.with_name("branch")]):
+        contains(
+            refused("resume", out, "rounds=6", *more),
+            "log.jsonl: there is no such file, expected the log of the checkpoint",
+            "without it `hpcfl export` still writes the model; the log has no older one: run the",
+        )
+    file = out.with_name("model.npz")
+    assert hpcfl("export", out, "-o", file, "--clients").code == 0
+    assert file.exists()
+
+
 def test_divergence_keeps_the_last_checkpoint(tmp_path, arrays, hpcfl, job, out, monkeypatch):
     (tmp_path / "diverging.py").write_text(DIVERGING)
     monkeypatch.syspath_prepend(tmp_path)
