@@ -5,7 +5,9 @@ written without HDF5 (``hpcfl.store.segment``).  The metadata, which format 1.8 
 change, so a kill cannot damage them.
 """
 
-import shutil
+import errno
+import os
+import resource
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,16 +55,24 @@ def create(path: Path, schema: StateSchema, rows: int) -> None:
         reason = error.strerror or " ".join(str(error).split())
         message = (
             f"{path}: cannot allocate client states ({reason}): needs {decimal(need)}, "
-            f"{_free(path.parent)} free; make room, then resume"
+            f"{_shortage(error, path.parent)}, then resume"
         )
         raise file_error(error, message, StoreError) from error
 
 
-def _free(folder: Path) -> str:
+def _shortage(error: OSError, folder: Path) -> str:
+    """What is missing for a file in ``folder``, and what to do."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if error.errno == errno.EFBIG and limit != resource.RLIM_INFINITY:
+        return f"but this process may write {decimal(limit)} into a file; raise `ulimit -f`"
     try:
-        return decimal(shutil.disk_usage(folder).free)
+        disk = os.statvfs(folder)
     except OSError:  # such as a folder that is gone, which is then the reason
-        return "unknown how much"
+        return "unknown how much free; make room"
+    free = decimal(disk.f_bavail * disk.f_frsize)
+    if error.errno == errno.ENOSPC and disk.f_files and not disk.f_favail:  # not all count inodes
+        return f"{free} free, but no inode (`df -i`); delete files there"
+    return f"{free} free; make room"
 
 
 def inspect(path: Path, schema: StateSchema) -> SegmentLayout:

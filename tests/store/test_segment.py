@@ -248,6 +248,18 @@ def test_a_failed_allocation_leaves_nothing(root, schema, monkeypatch, code):
     assert not list(root.iterdir())
 
 
+def test_a_disk_without_inodes_is_named(root, schema, monkeypatch):
+    def fail(fd, offset, length):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = os.statvfs(root)
+    full = os.statvfs_result((*found[:6], 0, 0, *found[8:]))  # f_ffree, f_favail
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    monkeypatch.setattr(os, "statvfs", lambda folder: full)
+    with pytest.raises(DiskError, match=r"B free, but no inode \(`df -i`\); delete files there, "):
+        Segment.create(root / "b.h5", schema, ROWS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 100, 1000])
 def test_a_disk_that_fills_up_inside_hdf5(root, room):
@@ -261,7 +273,7 @@ def test_a_disk_that_fills_up_inside_hdf5(root, room):
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     assert "b.h5: cannot allocate client states (" in line
-    assert line.endswith(" free; make room, then resume")
+    assert line.endswith("into a file; raise `ulimit -f`, then resume")
     assert not list(root.iterdir())
 
 
