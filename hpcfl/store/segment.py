@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.errors import DiskError, HpcflError, StoreError, file_error
-from hpcfl.io.atomic import PART
+from hpcfl.io.atomic import PART, write_errors
 from hpcfl.io.live_files import check_in_place
 from hpcfl.io.lock import NO_LOCKS, lock_now
 from hpcfl.store import segment_file
@@ -148,8 +148,13 @@ class Segment:
         check_in_place(self.path, self._fd, self._size)
 
     def close(self) -> None:
-        """Release the file."""
-        os.close(self._fd)
+        """Release the file.
+
+        Raises:
+            DiskError: the disk fails; NFS may report only now that a quota is exceeded.
+        """
+        with write_errors(self.path):
+            os.close(self._fd)
 
     def _check(self, row: int) -> None:
         if not 0 <= row < self.rows:

@@ -306,6 +306,19 @@ def test_a_failing_disk_names_file_and_row(path, schema, make, monkeypatch, call
     segment.close()
 
 
+def test_a_close_that_fails_names_the_file(path, schema, monkeypatch):
+    """As on NFS, which reports some failed writes only then."""
+
+    def fail(fd):
+        close(fd)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    segment, close = Segment.open(path, schema, "r+"), os.close
+    monkeypatch.setattr(os, "close", fail)
+    with pytest.raises(DiskError, match=rf"{path}: cannot be written: Disk quota exceeded; the l"):
+        segment.close()
+
+
 def test_a_file_cut_while_open_is_found(path, schema):
     segment = Segment.open(path, schema, "r")
     os.truncate(path, 0)
