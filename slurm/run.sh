@@ -157,6 +157,12 @@ pack=${HPCFL_PACK:-1} sweep=
 if [ -n "${HPCFL_INDEX:-}" ]; then
   case $task in
     sweep)
+      for word in "$@"; do
+        case $word in
+          --only | --only=* | --points | --points=*) refuse 2 "$word: an array runs points of the" \
+            "whole sweep; put those that you want into a sweep file of their own" ;;
+        esac
+      done
       first=$((HPCFL_INDEX * pack))
       set -- "$@" --points "$first-$((first + pack - 1))" --parallel "$pack"
       ;;

@@ -348,6 +348,7 @@ def test_packaged_sweeps_and_runs_are_told_from_jobs(slurm, here):
         (["odd"], {"HPCFL_TASK": "jobs"}, "HPCFL_TASK: found jobs, expected job, sweep or run"),
         (["old"], {"HPCFL_OUT": "new"}, "old is the directory of a run, which is resumed there"),
         (["old"], {"HPCFL_INDEX": "1"}, "old is the directory of a run; an array is of a job"),
+        (["several", "--only", "a"], {"HPCFL_INDEX": "1"}, "--only: an array runs points of the"),
         (["unknown"], {}, "JobError: unknown: no packaged job has this name"),
     ],
 )
