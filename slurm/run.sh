@@ -360,7 +360,8 @@ run_attempt() {
   follow "${step[@]}" "${command[@]}"
 }
 
-# Warn of a time limit that leaves no time between the start-up and the signal.
+# Warn of a time limit that leaves no time between the start-up and the signal.  Of the lead, only
+# what the environment says is known here.
 warn_of_limit() {
   local fields limit lead=${SBATCH_SIGNAL:-@${HPCFL_LEAD_S:-120}}
   fields=$(scontrol show job -o "$SLURM_JOB_ID" || true)
@@ -369,9 +370,9 @@ warn_of_limit() {
     if [[ $fields =~ \ StartTime=([0-9T:-]+)\ EndTime=([0-9T:-]+)\  ]]; then
       limit=$(($(date -d "${BASH_REMATCH[2]}" +%s) - $(date -d "${BASH_REMATCH[1]}" +%s)))
       if [ "$limit" -lt $((lead + 120)) ]; then
-        say "the time limit of $limit s is not well above the lead of $lead s with which the signal" \
-          "to stop comes (unless --signal says otherwise): no time is left for rounds; raise" \
-          "--time, or shorten the lead (sbatch --signal=B:USR1@SECONDS)"
+        say "the time limit of $limit s is not well above $lead s, the lead of the signal to stop" \
+          "unless sbatch was given another --signal, which Slurm does not tell: no time is left for" \
+          "rounds; raise --time, or shorten the lead (SBATCH_SIGNAL=B:USR1@SECONDS sbatch ...)"
       fi
     fi
   fi

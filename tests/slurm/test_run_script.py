@@ -154,8 +154,14 @@ def test_a_limit_that_is_not_above_the_lead_is_told(slurm, here):
     """The signal may come at once, so the first start may be one of several."""
     job = submit(slurm, here, "0", "0", "0", options=["--time=1"])
     slurm.wait(job)
-    line = "the time limit of 60 s is not well above the lead of 120 s with which the signal to"
+    line = "the time limit of 60 s is not well above 120 s, the lead of the signal to stop unless"
     assert line in said(here, job)
+
+
+def test_a_lead_that_sbatch_takes_from_the_environment_is_known(slurm, here):
+    job = submit(slurm, here, "0", options=["--time=3"], SBATCH_SIGNAL="B:USR1@10")
+    slurm.wait(job)
+    assert "not well above" not in said(here, job)
 
 
 def test_a_launch_that_fails_is_tried_again(slurm, here):
