@@ -5,9 +5,16 @@
 set -euo pipefail
 dir=$1 port=$2 nodes=$3 cpus=$4 gpus=$5
 host=$(hostname -s)
-conf=$dir/slurm.conf
-# A failed start leaves nothing running.
-trap '[ $? = 0 ] || "$(dirname "$0")/cluster_down.sh" "$dir"' EXIT
+conf=$dir/slurm.conf gres=
+[ "$gpus" = 0 ] || gres=gpu:$gpus
+# A failed start says why, and leaves nothing running.
+trap '[ $? = 0 ] || give_up' EXIT
+# shellcheck disable=SC2329  # the trap calls it
+give_up() {
+  echo "Slurm did not come up; its logs:" >&2
+  tail -n 20 "$dir"/log/*.log >&2 || true
+  "$(dirname "$0")/cluster_down.sh" "$dir"
+}
 mkdir -p "$dir"/{state,log,run}
 
 {
@@ -60,7 +67,7 @@ GresTypes=gpu
 CONF
   for ((i = 1; i <= nodes; i++)); do
     echo "NodeName=node$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + i))" \
-      "CPUs=$cpus RealMemory=1000000 Gres=gpu:$gpus State=UNKNOWN"
+      "CPUs=$cpus RealMemory=1000000 ${gres:+Gres=$gres} State=UNKNOWN"
   done
   echo "PartitionName=normal Nodes=ALL Default=YES DefaultTime=10 PriorityTier=1 GraceTime=120"
   echo "PartitionName=urgent Nodes=ALL DefaultTime=10 PriorityTier=10 PreemptMode=OFF"
@@ -72,7 +79,8 @@ device=$dir/gpu
 for ((i = 0; i < gpus; i++)); do
   mknod -m 666 "$device$i" c 1 3 2>/dev/null || device=/dev/tty
 done
-echo "NodeName=node[1-$nodes] Name=gpu File=${device}[0-$((gpus - 1))]" >"$dir/gres.conf"
+[ -z "$gres" ] ||
+  echo "NodeName=node[1-$nodes] Name=gpu File=${device}[0-$((gpus - 1))]" >"$dir/gres.conf"
 
 export SLURM_CONF=$conf
 slurmctld -c
@@ -85,6 +93,4 @@ for ((try = 0; try < 1200; try++)); do
   [ "$idle" = "$nodes" ] && exit 0
   sleep 0.1
 done
-echo "Slurm did not come up; its logs:" >&2
-tail -n 20 "$dir"/log/*.log >&2
 exit 1
