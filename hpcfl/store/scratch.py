@@ -184,11 +184,28 @@ def _hold(lock: Path) -> int | None:
 
 
 def _remove_other_sessions(root: Path, session_id: str) -> None:
-    """Remove what earlier sessions of the run left, on any host and without a lock, too."""
+    """Remove what earlier sessions of the run left, on any host and without a lock, too.
+
+    A session that is alive is of another container, whose run directory has the same path there.
+    """
     with suppress(OSError):
         for other in root.iterdir():
-            if other.name != session_id:  # another rank may be removing it, too
-                shutil.rmtree(other, ignore_errors=True)
+            if other.name != session_id and not _is_alive(other):
+                shutil.rmtree(other, ignore_errors=True)  # another rank may be removing it, too
+
+
+def _is_alive(session: Path) -> bool:
+    """Whether a process that this host knows holds the lock of a folder of a session."""
+    for lock in session.glob("*/*.lock"):
+        with suppress(OSError):  # another rank has removed it
+            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(fd)
+    return False
 
 
 def _remove_unlocked(disk: Path) -> None:

@@ -176,6 +176,18 @@ def test_what_other_hosts_left_stays(folder, monkeypatch):
     assert there.path.exists()
 
 
+def test_a_session_of_another_container_is_left_alone_while_it_is_alive(folder, monkeypatch):
+    """Its run directory has the same path there."""
+    monkeypatch.setattr("socket.gethostname", lambda: "container2")
+    there = folder("run", "a")
+    monkeypatch.setattr("socket.gethostname", lambda: "container1")
+    folder("run", "b").close()
+    assert there.path.exists()
+    kill(there)
+    folder("run", "c")
+    assert not there.path.exists()
+
+
 def test_nothing_is_removed_where_there_are_no_locks(folder, monkeypatch):
     """Neither sessions that could not lock their folders, nor those that could."""
     before = folder("other", "before")
