@@ -159,7 +159,7 @@ def test_scaffold_on_cifar10():
 def test_scaffold_with_a_factor():
     page = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
     rows = list(map(cells, re.findall(r"^\|.*\|$", section(page, "Shakespeare"), re.M)))
-    head, _, *runs = rows[:11]
+    head, _, *runs = rows[:13]
     rounds = [int(number) for number in " ".join(head).split() if number.isdigit()][:5]
     assert rounds == [20, 40, 60, 80, 100]
     records = [
@@ -172,6 +172,8 @@ def test_scaffold_with_a_factor():
         "first-gradient",
         "fedavg-lr-2",
         "scaffold-lr-2",
+        "fedavg-epochs-2",
+        "scaffold-epochs-2",
     ]
     for (name, *values), record in zip(runs, records, strict=True):
         curve = dict(read_run(RUNS / "shakespeare" / record).curve("test_accuracy"))
@@ -254,6 +256,19 @@ def test_fedavgm_comes_late():
     behind = [t - next(s for s in sorted(plain) if plain[s] >= late[t]) for t in late if t >= 100]
     assert f"reaches an accuracy {min(behind)} to {max(behind)} rounds after FedAvg" in text
     assert late[20] == pytest.approx(16.26, abs=0.01)
+    more = accuracies("shakespeare/fedavgm-0.99")
+    ahead = {t for t in more if more[t] > late[t]}
+    assert ahead == set(range(30, 161, 10)) - {90}
+    below = mean_of_tens(late, 250) - mean_of_tens(more, 250)
+    assert "is ahead of 0.9 from round 100 to 160" in text
+    assert f"ends {below:.1f} points below" in text
+
+
+def test_more_local_steps_do_not_set_scaffold_apart():
+    page = plain_text((ROOT / "docs/explanation/scaffold_factor.md").read_text())
+    plain, own = (accuracies(f"shakespeare/{name}-epochs-2") for name in ("fedavg", "scaffold"))
+    apart = max(abs(plain[t] - own[t]) for t in plain if t >= 40)
+    assert f"differ by at most {apart:.1f} points from round 40 on" in page
 
 
 def test_records_name_no_host():
