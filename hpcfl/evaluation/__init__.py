@@ -13,11 +13,13 @@ over client i's training examples and p_i the client's share of the job's weight
 ``data.holdout`` sets aside, or the training examples without it.
 ``local_model_accuracy_*`` (``evaluate.local_models``): each client's last local model on the same
 examples, over the ``local_model_clients`` clients that have one.  ``_mean`` is the plain mean over
-clients, ``_worst_decile`` the mean over the worst floor(n / 10) of them, at least one.
+clients, ``_std`` their standard deviation (the root of the mean squared distance from the mean),
+``_worst_decile`` and ``_best_decile`` the means over the worst and the best floor(n / 10) of them,
+at least one.
 
 Metrics of the user's (``evaluate.metrics``, ``hpcfl.evaluation.user_metrics``): ``test_NAME`` and
 ``validation_NAME``; ``client_NAME_*`` and ``local_model_NAME_*`` where accuracies of clients are
-computed, with ``_mean``, ``_lowest_decile`` and ``_highest_decile``.
+computed, with ``_mean``, ``_std``, ``_lowest_decile`` and ``_highest_decile``.
 """
 
 from hpcfl.evaluation.clients import Clients

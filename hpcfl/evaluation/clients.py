@@ -77,7 +77,8 @@ class Clients:
             }
             ascending = self._gather(values, comm, device)
             counts.append(len(ascending))
-            scores |= _summary(f"{prefix}_accuracy", ascending, worst_decile=ascending)
+            ends = {"worst_decile": ascending, "best_decile": ascending[::-1]}
+            scores |= _summary(f"{prefix}_accuracy", ascending, **ends)
         for metric in meter.metrics:
             values = {i: score(metric, own) for i, own in known.items()}
             ascending = self._gather(values, comm, device)
@@ -106,10 +107,15 @@ def _tenth(values: Sequence[float]) -> float:
 
 
 def _summary(name: str, values: Sequence[float], **ends: Sequence[float]) -> dict[str, float]:
-    """The mean, and by the names of ``ends`` the means of their tenths; empty without clients."""
+    """The mean, the standard deviation, and by the names of ``ends`` the means of their tenths.
+
+    Empty without clients.
+    """
     if not values:
         return {}
+    mean = rounded_sum(values) / len(values)
     return {
-        f"{name}_mean": rounded_sum(values) / len(values),
+        f"{name}_mean": mean,
+        f"{name}_std": math.sqrt(rounded_sum([(v - mean) ** 2 for v in values]) / len(values)),
         **{f"{name}_{end}": _tenth(ordered) for end, ordered in ends.items()},
     }

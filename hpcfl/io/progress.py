@@ -29,6 +29,7 @@ KEPT = 3  # rounds before a resume that are listed
 TRACK_S = 10.0  # between two lines of ``track``
 # Prefixes of the scores of an evaluation.
 SCORES = ("train_objective", "test_", "validation_", "client_accuracy", "local_model_accuracy")
+LOGGED_ALONE = ("_std", "_best_decile")  # ends of names: a line has the mean and the worst decile
 
 
 class _UntilUnread:
@@ -142,7 +143,7 @@ class _Paced(Progress, ABC):
         fields = [
             f"{name} {'null' if value is None else format(value, '.4g'):<9}"
             for name, value in record.items()
-            if name.startswith(shown)
+            if name.startswith(shown) and not name.endswith(LOGGED_ALONE)
         ]
         where = f"{self._job_name} round {record['round']:{width}d}/{self._rounds}"
         return "  ".join([where, pace, *fields]).rstrip()

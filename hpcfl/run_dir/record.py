@@ -37,10 +37,11 @@ SCORES = (
     "validation_accuracy",
     "validation_top5_accuracy",
     "train_objective",
-    "client_accuracy_mean",
-    "client_accuracy_worst_decile",
-    "local_model_accuracy_mean",
-    "local_model_accuracy_worst_decile",
+    *(
+        f"{whose}_accuracy_{summary}"
+        for whose in ("client", "local_model")
+        for summary in ("mean", "std", "worst_decile", "best_decile")
+    ),
 )
 """The scores that an evaluation may write to the log (``hpcfl.evaluation``)."""
 
@@ -51,7 +52,7 @@ METRIC_KEYS = (
     *(
         f"{whose}_{{}}_{summary}"
         for whose in ("client", "local_model")
-        for summary in ("mean", "lowest_decile", "highest_decile")
+        for summary in ("mean", "std", "lowest_decile", "highest_decile")
     ),
 )
 """The keys of a metric of the user's, for its name."""

@@ -81,6 +81,8 @@ def test_accuracies_on_the_clients_training_examples(log):
     found = log(evaluate={"clients": True})[0]
     assert found["client_accuracy_mean"] == near(2 / 3)
     assert found["client_accuracy_worst_decile"] == 0.5
+    assert found["client_accuracy_best_decile"] == 1.0
+    assert found["client_accuracy_std"] == near(np.std([0.5, 1.0, 0.5]))
     assert "train_objective" not in found
 
 
@@ -88,7 +90,8 @@ def test_the_tenths_of_clients():
     """Of 29 clients two, of 9 one; nothing of none."""
     values = [0.1, 0.4, *[1.0] * 27]
     found = _summary("a", values, low=values, high=values[::-1])
-    assert found == {"a_mean": near(27.5 / 29), "a_low": 0.25, "a_high": 1.0}
+    spread = near(np.std(values))
+    assert found == {"a_mean": near(27.5 / 29), "a_std": spread, "a_low": 0.25, "a_high": 1.0}
     assert _summary("a", [], low=[]) == {}
     few = [0.1, *[0.7] * 8]
     assert _summary("a", few, low=few)["a_low"] == 0.1

@@ -187,7 +187,7 @@ def test_by_hand(job, hpcfl, tmp_path, arrays):
     assert last["test_macro_f1"] == pytest.approx(macro_f1(z, y), abs=1e-12)
     assert {key for key in last if "margin" in key} == {
         "test_margin",
-        *(f"client_margin_{part}" for part in ("mean", "lowest_decile", "highest_decile")),
+        *(f"client_margin_{part}" for part in ("mean", "std", "lowest_decile", "highest_decile")),
     }
     lowest, mean, highest = (
         last[f"client_macro_f1_{part}"] for part in ("lowest_decile", "mean", "highest_decile")
@@ -215,6 +215,7 @@ def test_each_client_by_hand(job, hpcfl, tmp_path, arrays):
             last[f"client_{name}_{part}"] for part in ("lowest_decile", "mean", "highest_decile")
         ]
         assert found == pytest.approx([own[0], np.mean(own), own[-1]], abs=1e-6)
+        assert last[f"client_{name}_std"] == pytest.approx(np.std(own), abs=1e-6)
         assert own[0] < own[-1]
 
 
@@ -238,7 +239,7 @@ def test_two_ranks_and_a_resume_give_the_same_bits(job, hpcfl, tmp_path, module)
         assert done.returncode == 0, done.stderr
         assert hpcfl("resume", two, "rounds=4").code == 0
         scores = {key for key in log(one)[-1] if "margin" in key or "f1" in key}
-        assert len(scores) == 2 * (2 + 3 + 3)
+        assert len(scores) == 2 * (2 + 4 + 4)
         assert [log(one)[-1][key] for key in scores] == [log(two)[-1][key] for key in scores]
 
 

@@ -27,9 +27,12 @@ JOBS = {
     "uniform": {**JOB, "weights": "uniform", "store": {"kind": "memory"}},
 }
 SCORES = {
-    "test_loss", "test_accuracy", "test_top5_accuracy", "train_objective", "client_accuracy_mean",
-    "client_accuracy_worst_decile", "local_model_accuracy_mean",
-    "local_model_accuracy_worst_decile", "local_model_clients",
+    "test_loss", "test_accuracy", "test_top5_accuracy", "train_objective", "local_model_clients",
+    *(
+        f"{whose}_accuracy_{part}"
+        for whose in ("client", "local_model")
+        for part in ("mean", "std", "worst_decile", "best_decile")
+    ),
 }  # fmt: skip
 VALIDATION = {"validation_loss", "validation_accuracy", "validation_top5_accuracy"}
 
