@@ -149,7 +149,7 @@ def test_scaffold_on_cifar10():
     page = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
     rows = map(cells, re.findall(r"^\|.*\|$", section(page, "CIFAR-10"), re.M))
     found = {name: [*map(float, values)] for name, *values in rows if values[0].isdigit()}
-    assert len(found) == 6
+    assert len(found) == 7
     for name, values in found.items():
         curve = read_run(RUNS / "cifar10-scaffold" / name).curve("test_accuracy")
         (last, accuracy), best = curve[-1], max(value for t, value in curve if t)
