@@ -20,6 +20,7 @@ WITHOUT_EFFECT = ("balance", "evaluate", "diagnostics", "checkpoint", "comm", "l
 # of them may change at a resume, as some change the last bits of the model.
 _PLACEMENT = ("store.kind", "store.dir", "store.cache_gib", "threads", "device")
 _LONG = 24  # characters of a value
+_SHOWN = 3  # names of a list
 
 
 def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -140,6 +141,12 @@ def labels(paths: Sequence[Path]) -> list[str]:
     """The directories' names, with as many parent folders as make them distinct."""
     whole = [path.absolute().parts for path in paths]
     return [_label(parts, whole) for parts in whole]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The names in a line for people: the first three, and how many more there are."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _label(parts: tuple[str, ...], whole: Sequence[tuple[str, ...]]) -> str:

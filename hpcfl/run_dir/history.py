@@ -96,13 +96,24 @@ def recorded_init(history: Sequence[Mapping[str, Any]]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def recorded_code(history: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
-    """The digests of the user's modules, of each start that has any.
+def recorded_code(history: Sequence[Mapping[str, Any]], done: int) -> tuple[Mapping[str, str], ...]:
+    """The digests of the user's modules, of each start that computed rounds up to ``done``.
 
-    ``hpcfl.runner.user_code_digests`` makes them.
+    Starts whose rounds a later one computed again are left out, and those that found nothing to do.
+    ``hpcfl.runner.user_code_digests`` makes the digests.
     """
-    found = (entry.get("code") for entry in history if "session" in entry)
+    starts: list[Mapping[str, Any]] = []
+    for entry in history:
+        if "session" in entry:
+            starts = [start for start in starts if _begun_at(start) < _begun_at(entry)] + [entry]
+    # The first start made the initial model, round 0.
+    found = (start.get("code") for start in starts if _begun_at(start) < max(done, 1))
     return tuple(code for code in found if code and isinstance(code, Mapping))
+
+
+def _begun_at(start: Mapping[str, Any]) -> int:
+    """The rounds that were done when a start began."""
+    return int(start.get("round", 0))
 
 
 def _outcome(found: object) -> Outcome | None:

@@ -85,7 +85,7 @@ class RunRecord:
     machines: tuple[str, ...] = ()
     """The ranks and devices of its starts, from the history; several if they changed."""
     code: tuple[Mapping[str, str], ...] = ()
-    """The digests of the user's modules at its starts, from the history."""
+    """The digests of the user's modules, of the starts that computed its rounds."""
     compared_on: ChosenOn | None = None
     """The examples on which all runs that it is compared with choose; None: its own, see
     ``chosen_on``."""
@@ -220,7 +220,7 @@ def with_history(run: RunRecord, history: Sequence[Mapping[str, Any]]) -> RunRec
         guess_loss=recorded_guess(history),
         outcome=last_outcome(history),
         machines=recorded_machines(history),
-        code=recorded_code(history),
+        code=recorded_code(history, run.done),
         inputs={**run.inputs, **({"model.init": init} if init else {})},
     )
 

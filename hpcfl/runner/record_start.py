@@ -19,7 +19,7 @@ from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
 from hpcfl.runner.rank_layout import Ranks
 from hpcfl.runner.session import RankSession
-from hpcfl.runner.user_code_digests import code_digests
+from hpcfl.runner.user_code_digests import code_digests, edited
 
 
 def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:
@@ -85,13 +85,12 @@ def _digest_of_init(job: Job) -> str | None:
 
 def _edited(before: Mapping[str, str], now: Mapping[str, str], done: int) -> Iterator[str]:
     """A line for each module of the user's that is another one than at the last start."""
-    for module, digest in now.items():
-        if before.get(module, digest) != digest:
-            file = sys.modules[module].__file__
-            yield (
-                f"module {module} ({file}) was edited since the last start; rounds after {done} "
-                "follow the new code"
-            )
+    for module in edited(before, now):
+        file = sys.modules[module].__file__
+        yield (
+            f"module {module} ({file}) was edited since the last start; rounds after {done} "
+            "follow the new code"
+        )
 
 
 def _branch_notes(session: RankSession) -> Iterator[str]:

@@ -5,17 +5,19 @@ Files of installed packages are not among them.
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 
 from torch import nn
 
-from hpcfl.errors import is_of_user
+from hpcfl.errors import DiskError, StoreError, is_of_user
 from hpcfl.io.code_file import digest_of, find_object
 from hpcfl.job.schema import Job
 from hpcfl.models.module import OBJECT, Module
+from hpcfl.run_dir.history import recorded_code
+from hpcfl.run_dir.layout import RunDir
 
 
 def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
@@ -40,6 +42,34 @@ def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
         found[name] = digest_of(content)
         waiting += _imports(content, module)
     return dict(sorted(found.items()))
+
+
+def edited(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The modules that are in both, with another digest."""
+    return [module for module, digest in now.items() if before.get(module, digest) != digest]
+
+
+def edited_since(folder: RunDir, round: int, now: Mapping[str, str]) -> list[str]:
+    """The modules that were edited after a run had computed a round.
+
+    Of a history that cannot be read nothing is known; a resume and a report say so.
+
+    Args:
+        folder: of the run.
+        round: of it.
+        now: the present digests.
+    """
+    try:
+        recorded = recorded_code(folder.history_entries(), round)
+    except (StoreError, DiskError):
+        return []
+    return edited(recorded[-1], now) if recorded else []
+
+
+def edited_text(modules: Sequence[str]) -> str:
+    """The words "module a was edited", "modules a, b were edited"."""
+    words = ("modules", "were") if len(modules) > 1 else ("module", "was")
+    return f"{words[0]} {', '.join(modules)} {words[1]} edited"
 
 
 def _named(job: Job) -> Iterator[str]:

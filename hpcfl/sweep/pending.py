@@ -15,7 +15,7 @@ from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import PLACES, is_mutable
-from hpcfl.job.settings import changed, flatten
+from hpcfl.job.settings import changed, flatten, some_of
 from hpcfl.job.yaml_file import as_override, as_shell_word, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
@@ -23,6 +23,7 @@ from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import committed
 from hpcfl.run_dir.record import read_record
+from hpcfl.runner.user_code_digests import code_digests, edited_since, edited_text
 from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]
@@ -38,6 +39,8 @@ class PendingRun(NamedTuple):
     """Rounds in its newest checkpoint, or of a finished run that has none any more."""
     changes: tuple[str, ...] = ()
     """Of a run that is resumed, the settings that are new: more rounds, other paths of its data."""
+    edited: tuple[str, ...] = ()
+    """Of a run that is skipped, the modules of the user's that were edited after its last round."""
 
 
 def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
@@ -82,7 +85,7 @@ def job_of(folder: RunDir) -> Path:
 def runs_table(runs: Sequence[PendingRun]) -> str:
     """A table of the runs, with the action and the overrides of each."""
     made = Table("run", "to do", "overrides", box=ASCII2)
-    for point, _, action, done, _ in runs:
+    for point, _, action, done, *_ in runs:
         action_text = {
             "start": "start",
             "resume": f"resume from {done}",
@@ -91,7 +94,20 @@ def runs_table(runs: Sequence[PendingRun]) -> str:
         made.add_row(point.name, action_text[action], "  ".join(point.overrides))
     finished = sum(todo.action == "skip" for todo in runs)
     count = f"{len(runs)} run{'s' * (len(runs) != 1)}, {finished} of them finished"
-    return f"{render_tables(made, width=10_000)}\n{count}"
+    return "\n".join([render_tables(made, width=10_000), count, *edited_notes(runs)])
+
+
+def edited_notes(runs: Sequence[PendingRun]) -> list[str]:
+    """A line for skipped runs whose modules of the user's were edited after their last round."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for run in runs:
+        if run.edited:
+            names.setdefault(run.edited, []).append(run.point.name)
+    return [
+        f"{edited_text(modules)} after the last round of {some_of(of)}: the results are those of "
+        "the old code; to run the new one, delete the run's directory, or choose another with --out"
+        for modules, of in names.items()
+    ]
 
 
 def _entry(point: Point, folder: RunDir) -> PendingRun:
@@ -115,12 +131,14 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
         if not done:
             folder.refuse_log_without_checkpoint()
     action: Action = "resume" if kept else "start"
+    edited: tuple[str, ...] = ()
     if done == rounds:
         action = "skip"
+        edited = tuple(edited_since(folder, done, code_digests(point.loaded.job)))
     _require_same_job(PendingRun(point, folder, action, done), before, now)
     new = [key for key, _, _ in changed(before, now) if key in now] if kept else []
     asked = tuple(as_override(key, now[key]) for key in new)
-    return PendingRun(point, folder, action, done, asked)
+    return PendingRun(point, folder, action, done, asked, edited)
 
 
 def _settings(point: Point, folder: RunDir) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -29,7 +29,7 @@ from hpcfl.runner.initial_model import fetch_model
 from hpcfl.runner.load_data import fetch_data
 from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.grid import Sweep
-from hpcfl.sweep.pending import PendingRun, job_of, pending_runs, write_jobs
+from hpcfl.sweep.pending import PendingRun, edited_notes, job_of, pending_runs, write_jobs
 from hpcfl.sweep.process import RunProcess, mpirun
 from hpcfl.sweep.progress import SweepProgress
 from hpcfl.sweep.resources import cores, gpus, one_more_fits
@@ -236,6 +236,8 @@ class _Scheduler:
         skipped = [run for run in self._runs if run.action == "skip"]
         for run in skipped:
             self._progress.log_event("skipped", run.point.name, "finished before")
+        for note in edited_notes(skipped):
+            self._progress.log_event("note", "sweep", note)
         why = "as asked"
         if self._limited_by_memory:
             why = f"{self._why}, where memory is left for what the first run turns out to need"

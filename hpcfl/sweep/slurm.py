@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcfl.errors import JobError
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.sweep.grid import Sweep
-from hpcfl.sweep.pending import PendingRun, pending_runs
+from hpcfl.sweep.pending import PendingRun, edited_notes, pending_runs
 from hpcfl.sweep.progress import SweepProgress
 from hpcfl.sweep.run_sweep import prepare
 
@@ -65,6 +65,8 @@ class SlurmArray:
                     "submitted", "sweep", f"Slurm job {job}: {left} runs, {len(runs) - left} "
                     f"finished before, {self.pack} a task",
                 )  # fmt: skip
+                for note in edited_notes(runs):
+                    progress.log_event("note", "sweep", note)
         return f"how far they are: hpcfl status {self.root}"
 
     @property
@@ -72,7 +74,8 @@ class SlurmArray:
         return {"HPCFL_OUT": str(self.root), "HPCFL_PACK": str(self.pack)}
 
     def _nothing_to_do(self, runs: Sequence[PendingRun]) -> str:
-        return f"{self.root}: all {len(runs)} runs are finished, nothing to submit"
+        line = f"{self.root}: all {len(runs)} runs are finished, nothing to submit"
+        return "\n".join([line, *edited_notes(runs)])
 
     def _tasks(self, runs: Sequence[PendingRun]) -> list[int]:
         """The tasks that have a run to start or to resume."""
