@@ -143,10 +143,10 @@ def labels(paths: Sequence[Path]) -> list[str]:
     return [_label(parts, whole) for parts in whole]
 
 
-def some_of(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str], separator: str = ", ") -> str:
     """The names in a line for people: the first three, and how many more there are."""
     more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return separator.join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _label(parts: tuple[str, ...], whole: Sequence[tuple[str, ...]]) -> str:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from rich.filesize import decimal
 
-from hpcfl.job.settings import BRANCH, labels
+from hpcfl.job.settings import BRANCH, labels, some_of
 from hpcfl.report.comparison import spread
 from hpcfl.report.table import Value
+from hpcfl.run_dir.history import edited_text
 from hpcfl.run_dir.record import SCORES, RunRecord
 
 
@@ -30,7 +31,7 @@ def rounds_text(run: RunRecord) -> str:
 
 
 def run_captions(runs: Sequence[RunRecord]) -> list[str]:
-    """Captions about branches and diverged runs, if there are any."""
+    """Captions about branches, different code and diverged runs, if there are any."""
     names = labels([run.path for run in runs])
     captions = [
         f"{name}: {'; '.join(map(str, run.branches))}; its rounds, bytes and times count from "
@@ -38,7 +39,30 @@ def run_captions(runs: Sequence[RunRecord]) -> list[str]:
         for name, run in zip(names, runs, strict=True)
         if run.branches
     ]
+    captions += _code_caption(runs, names)
     return captions + [DIVERGED] * any(run.diverged for run in runs)
+
+
+def _code_caption(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
+    """A caption where modules of the user's were edited; runs of the same contents together."""
+    contents: dict[str, set[str]] = {}
+    for run in runs:
+        for code in run.code:
+            for module, digest in code.items():
+                contents.setdefault(module, set()).add(digest)
+    edited = [module for module, digests in contents.items() if len(digests) > 1]
+    alike: dict[tuple[tuple[str | None, ...], ...], list[str]] = {}
+    for name, run in zip(names, runs, strict=True):
+        found = [tuple(map(code.get, edited)) for code in run.code if code.keys() & edited]
+        if found:
+            alike.setdefault(tuple(dict.fromkeys(found)), []).append(name)
+    groups = [
+        some_of(group) + (" (between its starts)" if len(found) > 1 else "")
+        for found, group in alike.items()
+    ]
+    if not groups:
+        return []
+    return [f"computed with different code, as {edited_text(edited)}: {some_of(groups, '; ')}"]
 
 
 def diverged_note(runs: Sequence[RunRecord]) -> str:

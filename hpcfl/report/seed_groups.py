@@ -40,25 +40,7 @@ def seed_captions(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) ->
         ]
         if unlike:
             captions.append(f"{', '.join(unlike)} have different {key}: {consequence}")
-    for group in groups:
-        if edited := _edited_modules([runs[index] for index in group]):
-            these = ", ".join(names[index] for index in group)
-            modules = ", ".join(edited)
-            captions.append(
-                f"{these} were computed with different code: module {modules} was edited between "
-                "them, or between starts of one"
-            )
     return captions
-
-
-def _edited_modules(runs: Sequence[RunRecord]) -> list[str]:
-    """The modules of the user's that had several contents in the starts of these runs."""
-    contents: dict[str, set[str]] = {}
-    for run in runs:
-        for code in run.code:
-            for module, digest in code.items():
-                contents.setdefault(module, set()).add(digest)
-    return [module for module, found in contents.items() if len(found) > 1]
 
 
 def _first_unlike(runs: Sequence[RunRecord], group: Sequence[int], key: str) -> int | None:

@@ -5,7 +5,7 @@ Files of installed packages are not among them.
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
@@ -64,12 +64,6 @@ def edited_since(folder: RunDir, round: int, now: Mapping[str, str]) -> list[str
     except (StoreError, DiskError):
         return []
     return edited(recorded[-1], now) if recorded else []
-
-
-def edited_text(modules: Sequence[str]) -> str:
-    """The words "module a was edited", "modules a, b were edited"."""
-    words = ("modules", "were") if len(modules) > 1 else ("module", "was")
-    return f"{words[0]} {', '.join(modules)} {words[1]} edited"
 
 
 def _named(job: Job) -> Iterator[str]:

@@ -18,12 +18,13 @@ from hpcfl.job.resume_rules import PLACES, is_mutable
 from hpcfl.job.settings import changed, flatten, some_of
 from hpcfl.job.yaml_file import as_override, as_shell_word, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
+from hpcfl.run_dir.history import edited_text
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import committed
 from hpcfl.run_dir.record import read_record
-from hpcfl.runner.user_code_digests import code_digests, edited_since, edited_text
+from hpcfl.runner.user_code_digests import code_digests, edited_since
 from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]
