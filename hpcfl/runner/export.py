@@ -1,6 +1,7 @@
 """Export the contents of a checkpoint as files for other programs."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from hpcfl.run_dir.manifest import Checkpoint, check_run_files, committed_folder
 from hpcfl.runner.components import stored
 from hpcfl.runner.initial_model import build_model
 from hpcfl.runner.load_data import load_data
+from hpcfl.runner.user_code_digests import edited_since, model_digests, other_shape
 from hpcfl.seeds import key
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
-from hpcfl.types import Vector
 
 # The endings of files of weights; hpcfl writes two of these formats.
 _FORMATS = frozenset(
@@ -96,7 +97,7 @@ def export(
         np.savez(buffer, allow_pickle=False, **arrays)
         write_output(npz, buffer.getvalue())
     if state_dict is not None:
-        model = _model(folder, loaded, torch.from_numpy(arrays["x"]))
+        model = _model(folder, loaded, arrays)
         tensors = {name: copied(tensor) for name, tensor in model.state_dict().items()}
         write_output(state_dict, save_tensors(tensors))
     return files
@@ -123,7 +124,7 @@ def load_model(root: Path, *, round: int | None = None, best: bool = False) -> n
         folder.require()
         loaded = load_run(folder)
         arrays = _best(folder) if best else _read(folder, round, loaded.job, clients=False)
-        return _model(folder, loaded, torch.from_numpy(arrays["x"])).eval()
+        return _model(folder, loaded, arrays).eval()
 
 
 def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
@@ -199,11 +200,15 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _model(folder: RunDir, loaded: LoadedJob, x: Vector) -> nn.Module:
+def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
     """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
+    x, round = torch.from_numpy(arrays["x"]), int(arrays["round"])
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
     model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
     size = ParameterLayout.of(model).total
+    edited = edited_since(folder, round, model_digests(loaded.job, model))
+    if size != x.numel() and edited:
+        raise other_shape(folder, edited, size, x.numel())
     if size != x.numel():
         raise StoreError(
             f"{folder.root}: the model has {size} parameters with the data as they are now, "

@@ -35,6 +35,7 @@ from hpcfl.runner.components import Components
 from hpcfl.runner.copy_run import NewJob, copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
+from hpcfl.runner.user_code_digests import edited_since, model_digests, other_shape
 from hpcfl.store.row_table import Table
 
 
@@ -116,9 +117,28 @@ def _lock(session: RankSession, request: ResumeRequest) -> list[int]:
     if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
         raise JobError(f"{folder.job}: was changed while it was read; resume again")
     folder.history_entries()  # fails now, not when this start is added, if it is damaged
-    retained_rounds = request.checkpoint_rounds(folder, session.inputs)
+    retained_rounds = _checkpoint_rounds(session, request, folder)
     prune(folder.checkpoints)
     _require_older_whole(folder.checkpoints, retained_rounds)
+    return retained_rounds
+
+
+def _checkpoint_rounds(session: RankSession, request: ResumeRequest, folder: RunDir) -> list[int]:
+    """The rounds that are kept in ``folder``, up to the one to begin at; on rank 0.
+
+    Raises:
+        JobError, StoreError, DataError: see ``ResumeRequest.checkpoint_rounds``; or the model has
+            another shape, as its code was edited.
+    """
+    retained_rounds = request.checkpoint_rounds(folder, session.inputs)
+    components = session.components
+    edited = edited_since(
+        folder, retained_rounds[-1], model_digests(components.job, components.model)
+    )
+    if edited:
+        size, before = components.x0.numel(), folder.read_initial().numel()
+        if size != before:
+            raise other_shape(folder, edited, size, before)
     return retained_rounds
 
 
@@ -129,7 +149,7 @@ def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
         The request with the job of the copy.
     """
     comm, source = session.comm, request.source
-    retained_rounds = from_rank_0(comm, lambda: request.checkpoint_rounds(source, session.inputs))
+    retained_rounds = from_rank_0(comm, lambda: _checkpoint_rounds(session, request, source))
     with request.suggest_older(retained_rounds), raise_collectively(comm):
         at = find(source.checkpoints, retained_rounds[-1])
         check_files(at)

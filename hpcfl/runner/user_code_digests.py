@@ -5,7 +5,7 @@ Files of installed packages are not among them.
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +15,9 @@ from torch import nn
 from hpcfl.errors import DiskError, StoreError, is_of_user
 from hpcfl.io.code_file import digest_of, find_object
 from hpcfl.job.schema import Job
+from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import OBJECT, Module
-from hpcfl.run_dir.history import recorded_code
+from hpcfl.run_dir.history import edited_text, recorded_code
 from hpcfl.run_dir.layout import RunDir
 
 
@@ -29,9 +30,18 @@ def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
         job: names the classes.
         model: of the job, once it is built.
     """
+    return _digests([*_named(job), *_of_model(job.model, model)])
+
+
+def model_digests(job: Job, model: nn.Module) -> dict[str, str]:
+    """As ``code_digests``, of the files that define the model alone."""
+    return _digests(_of_model(job.model, model))
+
+
+def _digests(modules: Iterable[str]) -> dict[str, str]:
+    """The digests of the files of modules that are the user's, and of what these import."""
     found: dict[str, str] = {}
-    waiting = [*_named(job)]
-    waiting += [type(layer).__module__ for layer in model.modules()] if model else []
+    waiting = [*modules]
     while waiting:
         name = waiting.pop()
         module = sys.modules.get(name)
@@ -66,19 +76,45 @@ def edited_since(folder: RunDir, round: int, now: Mapping[str, str]) -> list[str
     return edited(recorded[-1], now) if recorded else []
 
 
+def other_shape(folder: RunDir, modules: Sequence[str], found: int, before: int) -> StoreError:
+    """The error of a model that has another shape than in a run, since its code was edited.
+
+    Args:
+        folder: of the run.
+        modules: that were edited.
+        found: the number of parameters now.
+        before: and in the run.
+    """
+    return StoreError(
+        f"{folder.root}: {edited_text(modules)} since the run, and the model has another shape "
+        f"now: found {found} parameters, expected {before}; put the old code back"
+    )
+
+
 def _named(job: Job) -> Iterator[str]:
-    """The modules of the classes and functions that the job names."""
-    for made in (job.algorithm, job.model, job.data):
+    """The modules of the classes and functions that the job names, but for its model."""
+    for made in (job.algorithm, job.data):
         yield type(made).__module__
     paths = [*job.evaluate.metrics]
     paths += [entry if isinstance(entry, str) else entry["name"] for entry in job.callbacks]
-    if isinstance(job.model, Module) and not job.model.of.endswith(OBJECT):
-        paths.append(job.model.of)
-    for path in paths:
-        try:
-            yield getattr(find_object(path), "__module__", "")
-        except Exception:  # noqa: BLE001, S112  raised again, with a message, where it is made
-            continue
+    yield from map(_module_of, paths)
+
+
+def _of_model(config: ModelConfig, model: nn.Module | None) -> Iterator[str]:
+    """The modules of the model's configuration, of what makes it, and of its layers."""
+    yield type(config).__module__
+    if isinstance(config, Module) and not config.of.endswith(OBJECT):
+        yield _module_of(config.of)
+    if model is not None:
+        yield from (type(layer).__module__ for layer in model.modules())
+
+
+def _module_of(path: str) -> str:
+    """The module that defines a class or a function; "" if it cannot be imported."""
+    try:
+        return getattr(find_object(path), "__module__", "")
+    except Exception:  # noqa: BLE001  raised again, with a message, where it is made
+        return ""
 
 
 def _imports(content: bytes, module: ModuleType) -> Iterator[str]:

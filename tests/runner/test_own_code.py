@@ -16,6 +16,14 @@ class Mine(FedAvg):
     def direction(self, point, local, grad, client):
         return scaled(grad(point))
 """
+NET = """\
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4))
+"""
 HELPERS = "def scaled(vector):\n    return vector * 2\n"
 
 
@@ -24,16 +32,17 @@ def run(tmp_path, job, hpcfl, monkeypatch):
     """Play up to a round in this process, with the modules as they are then."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "helpers.py").write_text(HELPERS)
+    (tmp_path / "net.py").write_text(NET)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def played(*arguments):
-        for name in ("mine", "helpers"):
+        for name in ("mine", "helpers", "net"):
             sys.modules.pop(name, None)
         return hpcfl(*arguments)
 
     yield played
-    for name in ("mine", "helpers"):
+    for name in ("mine", "helpers", "net"):
         sys.modules.pop(name, None)
 
 
@@ -157,3 +166,25 @@ def test_a_sweep_tells_the_modules_that_were_edited_after_its_runs(run, job, tmp
     for out in runs:
         assert run("resume", out, "rounds=5").code == 0
     assert run(*listed, "rounds=5").out[-1] == "2 runs, 2 of them finished"
+
+
+def test_a_model_that_was_edited_into_another_shape_is_one_line(run, job, tmp_path):
+    """The run's files are whole, and so are its data: neither is named as the cause."""
+    out, net = tmp_path / "run", "model={name: module, of: net.Net}"
+    assert run("run", job, net, "--out", out).code == 0
+    (tmp_path / "net.py").write_text(NET.replace("5", "6"))
+    told = (
+        f"StoreError: {out}: module net was edited since the run, and the model has another shape "
+        "now: found 52 parameters, expected 44; put the old code back"
+    )
+    weights = tmp_path / "x.safetensors"
+    for command in (
+        ("resume", out, "rounds=6"),
+        ("resume", out, "rounds=6", "--out", tmp_path / "copy"),
+        ("export", out, "--state-dict", weights),
+    ):
+        done = run(*command)
+        assert (done.code, done.err[-1]) == (2, told)
+    (tmp_path / "net.py").write_text(NET)
+    assert run("resume", out, "rounds=6").code == 0
+    assert run("export", out, "--state-dict", weights).code == 0
