@@ -1,6 +1,7 @@
 """Export the contents of a checkpoint as files for other programs."""
 
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hpcfl.io.files import present, read_bytes, readable
 from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.models.flat_vector import ParameterLayout, buffers
 from hpcfl.models.flat_vector import load as load_vector
+from hpcfl.run_dir.history import edited_text
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.manifest import Checkpoint, check_run_files, committed_folders, find, rounds
@@ -213,6 +215,12 @@ def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]
         raise StoreError(
             f"{folder.root}: the model has {size} parameters with the data as they are now, "
             f"{x.numel()} in the checkpoint; put back the run's data"
+        )
+    if edited:
+        warnings.warn(
+            f"{folder.root}: {edited_text(edited)} since the run; the model may compute another "
+            "function",
+            stacklevel=4,  # the caller of hpcfl.load_model, or of hpcfl.export
         )
     load_vector(model, x)
     read_buffers(folder.buffers, buffers(model))

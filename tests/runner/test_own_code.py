@@ -1,9 +1,11 @@
 """The code of the user's classes: what was edited between the starts of a run is told."""
 
 import sys
+import warnings
 
 import pytest
 
+import hpcfl as program
 from tests.rundirs import starts
 
 MINE = """\
@@ -188,3 +190,38 @@ def test_a_model_that_was_edited_into_another_shape_is_one_line(run, job, tmp_pa
     (tmp_path / "net.py").write_text(NET)
     assert run("resume", out, "rounds=6").code == 0
     assert run("export", out, "--state-dict", weights).code == 0
+
+
+def test_a_model_of_edited_code_is_loaded_with_a_warning(run, job, tmp_path):
+    out, net = tmp_path / "run", "model={name: module, of: net.Net}"
+    made = run("run", job, net, "algorithm={name: mine.Mine}", "evaluate.best=true", "--out", out)
+    assert made.code == 0
+
+    def loaded(**which):
+        sys.modules.pop("net", None)
+        return program.load_model(out, **which)
+
+    (tmp_path / "mine.py").write_text(f"{MINE}\nEDITED = True\n")  # the model does not need it
+    with warnings.catch_warnings(action="error"):
+        loaded()
+    (tmp_path / "net.py").write_text(NET.replace("ReLU", "Sigmoid"))
+    told = f"{out}: module net was edited since the run; the model may compute another function"
+    weights = tmp_path / "x.safetensors"
+    for use in (
+        loaded,
+        lambda: loaded(round=4),
+        lambda: loaded(best=True),
+        lambda: program.export(out, state_dict=weights),
+    ):
+        with pytest.warns(UserWarning) as found:
+            use()
+        (warning,) = found
+        assert str(warning.message).startswith(told)
+        assert warning.filename == __file__
+    # Rounds of the new code are its own; older checkpoints are not.
+    assert run("resume", out, "rounds=6").code == 0
+    with warnings.catch_warnings(action="error"):
+        loaded()
+        program.export(out, tmp_path / "x.npz", round=4)  # needs no module
+    with pytest.warns(UserWarning, match="module net was edited"):
+        loaded(round=4)
