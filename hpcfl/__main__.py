@@ -18,7 +18,10 @@ def _open_closed_streams() -> None:
             os.set_inheritable(descriptor, True)  # also for the programs that hpcfl starts
         if getattr(sys, name) is None:
             mode = "w" if descriptor else "r"
-            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
+            stream = os.fdopen(
+                descriptor, mode, encoding="utf-8", errors="backslashreplace", closefd=False
+            )
+            setattr(sys, name, stream)
 
 
 _open_closed_streams()  # before any import that opens a file

@@ -73,6 +73,15 @@ def defined(function: Callable[..., Any]) -> str:
     return f" in {code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
+def ended_program(error: SystemExit) -> "HookError":
+    """The error to report where code of the job called ``sys.exit``, which hpcfl itself never does.
+
+    The code that it was given is not the program's: 3 would say that the run diverged.
+    """
+    where = user_code_location(error)
+    return HookError(f"code of the job ended the program{where}: sys.exit({error.code!r})")
+
+
 def is_fault_of_hpcfl(error: BaseException, *called: object) -> bool:
     """Whether an error is a fault of hpcfl: neither code nor a class of the user was involved.
 

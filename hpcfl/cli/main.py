@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -15,15 +16,14 @@ from typing import TYPE_CHECKING
 from hpcfl import signals
 from hpcfl.cli.parser import parser
 from hpcfl.errors import (
-    HookError,
     HpcflError,
     JobError,
     RankError,
     RemoteRankError,
     Stopped,
     as_disk_error,
+    ended_program,
     print_traceback,
-    user_code_location,
 )
 
 if TYPE_CHECKING:
@@ -79,13 +79,12 @@ def _run_command(options: argparse.Namespace) -> None:
     """Run the command that was chosen.
 
     Raises:
-        HookError: code of the job called ``sys.exit``, whose code is not the program's.
+        HookError: code of the job called ``sys.exit``.
     """
     try:
         COMMANDS[options.command](options)
-    except SystemExit as e:  # hpcfl itself raises none
-        where = user_code_location(e)
-        raise HookError(f"code of the job ended the program{where}: sys.exit({e.code!r})") from e
+    except SystemExit as e:
+        raise ended_program(e) from e
 
 
 def _print_hpcfl_error(error: HpcflError) -> int:
@@ -327,14 +326,17 @@ def _export(options: argparse.Namespace) -> None:
     else:
         from hpcfl.runner.export import export
 
-        paths = export(
-            options.dir,
-            round=options.round,
-            npz=options.output,
-            state_dict=options.state_dict,
-            clients=options.clients,
-            best=options.best,
-        )
+        with warnings.catch_warnings(record=True) as told:
+            paths = export(
+                options.dir,
+                round=options.round,
+                npz=options.output,
+                state_dict=options.state_dict,
+                clients=options.clients,
+                best=options.best,
+            )
+        for warning in told:
+            print(warning.message, file=sys.stderr)
     for path in paths:
         print(path)
 

@@ -70,14 +70,17 @@ class Comm(Protocol):
     def abort(self, code: int, reason: str = "") -> None:
         """End every rank with exit code ``code``; does not return.
 
-        Gloo and NCCL end this rank alone.  ``WatchedComm`` leaves ``reason`` (one line) in a file,
-        by which the watchdogs of the other ranks end them with the same code.
+        Gloo and NCCL end this rank alone.  Of these ``WatchedComm`` leaves ``reason`` (one line) in
+        a file, by which the watchdogs of the other ranks end them with the same code.
         """
         ...
 
 
 class Group(Comm, Protocol):
     """What a library offers, for ``WatchedComm``."""
+
+    aborts_all: bool
+    """Whether ``abort`` ends every rank; else it ends this one alone."""
 
     def wait_for_ranks(self) -> None:
         """Collective: wait for every rank, however long it takes.

@@ -18,6 +18,7 @@ from hpcfl.errors import (
     HpcflError,
     RemoteRankError,
     as_disk_error,
+    ended_program,
     one_line,
     print_traceback,
 )
@@ -95,7 +96,7 @@ def group(comm: Comm) -> Iterator[Comm]:
         raise
     except BaseException as e:
         if comm.size > 1:
-            _end_all(comm, as_disk_error(e) or e)
+            _end_all(comm, ended_program(e) if isinstance(e, SystemExit) else as_disk_error(e) or e)
         comm.close()
         raise
     comm.close()

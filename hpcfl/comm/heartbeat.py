@@ -240,7 +240,7 @@ class Heartbeats:
         ranks that notice a failure at once exactly one prints it.
         """
         try:
-            with (self.folder / REPORT).open("x") as file:
+            with (self.folder / REPORT).open("x", encoding="utf-8") as file:
                 file.write(f"{line}\nexit code {code}\n")
         except FileExistsError:
             return False

@@ -52,6 +52,8 @@ class _Process:
 class Mpi:
     """All ranks of MPI_COMM_WORLD; it sends buffers only, and pickles nothing."""
 
+    aborts_all = True
+
     def __init__(self, launch: Launch, timeout_s: float) -> None:
         self._world = start(launch, "mpi")
         # Slurm reports exit code 137 for a step that MPI_Abort ends, whatever code it was given.

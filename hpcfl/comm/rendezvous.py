@@ -204,6 +204,8 @@ def _wait_for_all(
         while not store.check([met] if launch.rank else here):
             if time.monotonic() > deadline:
                 absent = [rank for rank, key in enumerate(here) if not store.check([key])]
+                if not absent and time.monotonic() > deadline + timeout_s:
+                    absent = [0]  # it came, but does not answer
                 if absent:
                     raise RankError(
                         f"{own}: rank {absent[0]} did not come within {timeout_s:g} s"

@@ -20,6 +20,7 @@ class Solo:
     size = 1
     local_rank = 0
     library = "one rank"
+    aborts_all = True
 
     def allreduce_sum(self, tensor: Tensor) -> None:
         """Leave ``tensor`` as it is."""

@@ -40,6 +40,7 @@ class _ProcessGroup:
     """The common part of Gloo and NCCL; small host values are sent from the backend's device."""
 
     backend: ClassVar[str]
+    aborts_all = False
 
     def __init__(self, launch: Launch, timeout_s: float) -> None:
         self._rendezvous = meet(launch, self.backend, timeout_s)
@@ -198,9 +199,9 @@ class _ProcessGroup:
 
 def _cause(error: RuntimeError) -> str:
     """The first line of an error of torch, with the line in which NCCL names the cause."""
-    said = str(error)
-    found = NCCL_CAUSE.search(said)
-    return said.split("\n")[0] + (f": {found[1].strip()}" if found else "")
+    text = str(error)
+    found = NCCL_CAUSE.search(text)
+    return text.split("\n")[0] + (f": {found[1].strip()}" if found else "")
 
 
 @contextmanager

@@ -54,6 +54,7 @@ class Watchdog:
         self._patience = math.ceil(timeout_s / self._period)  # periods
         self._files: Heartbeats | None = None
         self._failed = False
+        self._reports = False  # this rank does, and ends by itself
         self._over = Event()
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -65,7 +66,8 @@ class Watchdog:
 
     def claim_report(self, line: str, code: int) -> bool:
         """Whether this rank shall print ``line``, see ``Heartbeats.claim_report``."""
-        return self._files is None or self._files.claim_report(line, code)
+        self._reports = self._files is None or self._files.claim_report(line, code)
+        return self._reports
 
     def reported_code(self) -> int:
         """The exit code in the report of another rank."""
@@ -88,7 +90,7 @@ class Watchdog:
             if not self._files:
                 waited = 0
                 continue
-            if self._files.has_report():
+            if not self._reports and self._files.has_report():
                 self._end_after_report()
             if waited == self._patience - COMPARED_PERIODS:
                 before = self._files.read(self._size)
@@ -129,7 +131,8 @@ class Watchdog:
     def _end_after_report(self) -> None:
         """End this process as another rank, which has reported the reason, some time after it."""
         time.sleep(REPORT_S)
-        end_process(self.reported_code())
+        if not self._reports:  # this rank may have done so just now
+            end_process(self.reported_code())
 
 
 class Wait(NamedTuple):

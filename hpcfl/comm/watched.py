@@ -92,9 +92,9 @@ class WatchedComm:
         Args:
             code: of 1 to 255.
             reason: one line for the report, by which the watchdogs of ranks that the library does
-                not reach end them with the same code; without it there is no report.
+                not end end them with the same code; without it there is no report.
         """
-        if reason:
+        if reason and not self._comm.aborts_all:
             self._watchdog.claim_report(reason, code)
         self._comm.abort(code)
 

@@ -150,7 +150,7 @@ _OPTIONAL: tuple[NumberColumn, ...] = (
 def optional_scores(runs: Sequence[RunRecord]) -> list[NumberColumn]:
     """The columns of scores that are off by default, if at least one of these runs has them.
 
-    Of the user's metrics only those on the test set: each has up to seven others.
+    Of the user's metrics only those on the test set: each has up to nine others.
     """
     keys = [key for key in metric_keys(runs) if key.startswith("test_")]
     own = [(key, _last(key), "{:.4g}") for key in keys]

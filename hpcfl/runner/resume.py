@@ -168,9 +168,8 @@ def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
                 )
         request = replace(request, job_after=source.job_text(tree))
     with raise_collectively(comm):
-        _with_initial_model(
-            session.components, source, at
-        )  # only to find out whether it can be read
+        # Only to find out whether it can be read.
+        _with_initial_model(session.components, source, at)
     with request.suggest_older(retained_rounds):
         copy_run(
             source,

@@ -163,10 +163,10 @@ class ResumeRequest:
             older = list(filter(self._has_log, retained_rounds[:-1]))
             if older:
                 offer = f"the one before: `hpcfl resume {self.source.root} --round {older[-1]}`"
-            elif len(retained_rounds) > 1:
-                offer = "the log has no older one: run the job again into another directory"
             else:
-                offer = "no older one is kept: run the job again into another directory"
+                kept = len(retained_rounds) > 1
+                reason = "the log reaches no older checkpoint" if kept else "no older one is kept"
+                offer = f"{reason}: run the job again into another directory"
             message = f"{e}; {offer}"
             raise type(e)(message, collective=e.collective, prints=e.prints) from e
 

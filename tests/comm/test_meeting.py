@@ -3,6 +3,7 @@
 import socket
 import warnings
 from itertools import count
+from threading import Thread
 
 import pytest
 
@@ -111,14 +112,38 @@ def test_ranks_with_different_backends_end_at_once(monkeypatch, rank):
     monkeypatch.setattr(rendezvous, "_RENDEZVOUS", count())
     other = 1 - rank
     agent.set(f"hpcfl/0/here/0/{other}", ["nccl", "gloo"][other])
-    agent.set(f"hpcfl/0/here/0/{other}/read", "")
     if rank:
         agent.set("hpcfl/0/met/0", said)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(agent.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    order = []
+
+    def read() -> None:
+        """As the other rank does, once rank 0 has compared."""
+        agent.wait(["hpcfl/0/met/0"])
+        order.append("the other rank reads")
+        agent.set(f"hpcfl/0/here/0/{other}/read", "")
+
+    reader = Thread(target=read)
+    reader.start()
     with pytest.raises(RankError) as e:
         meet(Launch(rank, 2, 0, "torchrun"), ["nccl", "gloo"][rank], 60.0)
+    order.append("this rank ends")
+    reader.join()
     assert str(e.value) == said
     assert agent.get("hpcfl/0/met/0").decode() == said
     assert agent.check([f"hpcfl/0/here/0/{rank}/read"])
+    assert rank or order == ["the other rank reads", "this rank ends"]
+
+
+def test_a_rank_0_that_came_and_does_not_answer_is_named(monkeypatch):
+    """It has been stopped, for example."""
+    agent = meet(Launch(0, 1, 0, "none"), "gloo", 60.0).store
+    monkeypatch.setattr(rendezvous, "_RENDEZVOUS", count())
+    agent.set("hpcfl/0/here/0/0", "gloo")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(agent.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(RankError, match=r"rank 1 of 2: rank 0 did not come within 0\.1 s"):
+        meet(Launch(1, 2, 0, "torchrun"), "gloo", 0.1)

@@ -1,4 +1,4 @@
-"""What can be held of NCCL without GPUs: its settings, and how its errors are told."""
+"""NCCL without GPUs: its settings, and its errors."""
 
 import os
 
@@ -23,6 +23,7 @@ Exception raised from getNCCLComm at NCCLUtils.cpp:94 (most recent call first):
 @pytest.fixture
 def nccl(monkeypatch):
     """Makes a group of one rank; torch is not asked for one."""
+    monkeypatch.setenv("NCCL_ALGO", "")  # is restored after the test, which sets it
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
 
@@ -43,7 +44,6 @@ def test_sums_in_the_switch_are_left_out_before_nccl_starts(nccl, monkeypatch, o
     seen = []
     nccl(lambda *_, **__: seen.append(os.environ["NCCL_ALGO"]))
     assert seen == [expected]
-    monkeypatch.delenv("NCCL_ALGO")
 
 
 def fails(*_, **__):
