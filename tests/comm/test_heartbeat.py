@@ -164,7 +164,7 @@ def test_a_rank_that_cannot_leave_word_tells_all_the_same(tmp_path):
     assert Heartbeats(tmp_path / "gone", "0123abcd", 0).claim_report("why", 1)
 
 
-def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
+def test_a_new_session_and_a_process_of_the_last_do_not_meet(files):
     """The old rank was stopped, and goes on when its run was taken up again without it."""
     files.open(RankProgress(9, "training"))
     new = Heartbeats(files.folder.parent, "4567cdef", 3)
@@ -179,7 +179,7 @@ def test_a_new_life_and_a_process_of_the_last_do_not_meet(files):
     assert read(new.folder / "0003.json").round == 2
 
 
-def test_the_newest_life_is_read(files):
+def test_the_newest_session_is_read(files):
     """An old one is there while a stopped process holds its files, as on NFS."""
     assert read_newest(files.folder.parent) == read_newest(files.folder / "absent") == []
     old = Heartbeats(files.folder.parent, "4567cdef", 0)

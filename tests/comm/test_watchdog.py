@@ -147,7 +147,7 @@ def test_before_the_first_round_a_rank_at_work_is_waited_for():
     assert not Wait(training, 0, 3, before, now).is_for_preparation()
 
 
-def test_a_rank_ends_in_silence_when_another_has_spoken(tmp_path):
+def test_a_rank_ends_in_silence_when_another_has_reported(tmp_path):
     done = alone(tmp_path / "ranks", "report")
     assert (done.returncode, done.stdout, done.stderr) == (74, "waits\n", "")
 
@@ -232,7 +232,7 @@ def test_a_rank_that_fails_alone_leaves_its_line_and_code(lost, tmp_path, error,
     assert Heartbeats(tmp_path, "session", 1).reported_code() == code
 
 
-def test_without_a_directory_every_rank_speaks(lost):
+def test_without_a_directory_every_rank_reports(lost):
     with pytest.raises(RankError, match="connection closed"):
         lost.barrier()
 

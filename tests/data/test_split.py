@@ -313,7 +313,7 @@ def test_the_published_split_of_cifar10():
 RANGES = RowRanges(np.array([0, 3, 4, 900]), np.array([3, 1, 6, 100]))
 
 
-def test_consecutive_rows_stay_spans():
+def test_consecutive_rows_stay_ranges():
     """The rows of many clients would take far more than where they begin and how many there are."""
     rows = [own.tolist() for own in RANGES]
     everyone = split(Natural(), None, LABELS, natural=RANGES)
@@ -338,6 +338,6 @@ def test_pooling_holds_the_rows_once():
     assert 8e6 <= peak < 12e6
 
 
-def test_a_span_of_nothing_is_told():
+def test_a_range_without_rows_is_told():
     with pytest.raises(DataError, match="client 1 of 2 has no example"):
         split(Natural(), None, LABELS, natural=RowRanges(np.array([0, 5]), np.array([5, 0])))

@@ -57,6 +57,27 @@ def test_fedhbm_killed_and_moved():
         ]
 
 
+def test_fedhbm_with_500_clients():
+    text = section((ROOT / "docs/results.md").read_text(), "CIFAR-10, non-iid, 5 of 500 clients")
+    rows = {key: values for key, *values in map(cells, re.findall(r"^\|.*\|$", text, re.M))}
+    curve = accuracies("cifar10-fedhbm-500-clients")
+    assert max(curve) == 3300
+    for column, last in enumerate(map(int, rows["ten evaluations up to round"])):
+        tens = [curve[t] for t in range(last - 90, last + 1, 10)]
+        found = [float(rows[key][column]) for key in list(rows)[-3:]]
+        assert found == pytest.approx([mean(tens), stdev(tens), max(tens)], abs=0.051)
+    marks = re.findall(r"(\d+) % of the centralised accuracy\s\(([0-9.]+) %\)\D+?(\d+)", text)
+    first = [
+        (
+            share,
+            f"{0.8648 * int(share):.2f}",
+            min(t for t in curve if curve[t] >= 0.8648 * int(share)),
+        )
+        for share in ("70", "80")
+    ]
+    assert [(share, mark, int(at)) for share, mark, at in marks] == first
+
+
 @pytest.mark.parametrize(
     ("whole", "killed", "rounds"),
     [

@@ -1,4 +1,4 @@
-"""hpcfl, but a run's first life goes no further than its checkpoint of round 40 until it is ended.
+"""hpcfl, but a run's first start goes no further than its checkpoint of round 40 until it is ended.
 
 What it computes is the same.
 """

@@ -75,7 +75,7 @@ def said(here, job):
     return (here / f"hpcfl-{job}.out").read_text()
 
 
-def lives(run):
+def starts(run):
     """(rounds done at its beginning, ranks) of every start."""
     entries = map(json.loads, (run / "history.jsonl").read_text().splitlines())
     return [(entry["round"], entry["ranks"]) for entry in entries]
@@ -106,7 +106,7 @@ def test_stopped_near_its_time_limit(slurm, here, going, undisturbed):
     job, run = going("--nodes=2", "--ntasks-per-node=2")
     slurm.call("scancel", "--batch", "--signal=USR1", job)  # as --signal does
     requeued_once(slurm, here, job)
-    (_, ranks), (round, again) = lives(run)
+    (_, ranks), (round, again) = starts(run)
     assert (ranks, again) == (4, 4)
     assert round >= 40
     assert outcome(run) == undisturbed
@@ -118,7 +118,7 @@ def test_cancelled_and_submitted_again_on_another_number_of_nodes(slurm, here, g
     assert slurm.wait(job)["JobState"] == "CANCELLED"
     job = slurm.sbatch(str(RUN), "job.yaml", cwd=here, HPCFL_OUT=str(run))
     assert slurm.wait(job)["JobState"] == "COMPLETED", said(here, job)
-    assert [ranks for _, ranks in lives(run)] == [2, 1]
+    assert [ranks for _, ranks in starts(run)] == [2, 1]
     assert outcome(run) == undisturbed
 
 
