@@ -91,8 +91,8 @@ class WatchedComm:
 
         Args:
             code: of 1 to 255.
-            reason: one line for the report, by which the watchdogs of ranks that the library does
-                not end end them with the same code; without it there is no report.
+            reason: one line for the report.  Where the library ends this rank alone, the watchdogs
+                of the others end them by it, with the same code.  "" makes no report.
         """
         if reason and not self._comm.aborts_all:
             self._watchdog.claim_report(reason, code)
