@@ -326,7 +326,7 @@ def _export(options: argparse.Namespace) -> None:
     else:
         from hpcfl.runner.export import export
 
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             paths = export(
                 options.dir,
                 round=options.round,
@@ -335,7 +335,7 @@ def _export(options: argparse.Namespace) -> None:
                 clients=options.clients,
                 best=options.best,
             )
-        for warning in told:
+        for warning in caught:
             print(warning.message, file=sys.stderr)
     for path in paths:
         print(path)

@@ -45,7 +45,7 @@ class RankProgress:
     phase: str = "starting"
     """Its activity, in words that fit after "rank 2 was"."""
     calls: int = 0
-    """Collectives that the rank has begun in this session; a rank with fewer is behind."""
+    """Collectives that the rank has begun in this start; a rank with fewer is behind."""
     waits: bool = False
     """Whether it is in a collective now."""
 

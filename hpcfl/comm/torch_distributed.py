@@ -229,8 +229,8 @@ class Nccl(_ProcessGroup):
     Small host values are reduced on the GPU, too: the maximum waits for the GPU anyway, and a
     second group over Gloo would have to be configured on every cluster.
 
-    NCCL's sums have the same bits in every run with the same ranks on the same nodes; the variable
-    ``NCCL_ALGO``, if the user has set it, is left alone.
+    NCCL's algorithms whose order of addition differs from call to call are left out, unless the
+    user has set the variable ``NCCL_ALGO``.
     """
 
     backend = "nccl"

@@ -40,7 +40,7 @@ class WatchedComm:
 
         Args:
             root: the folder in which each session has a folder; rank 0 holds the run's lock.
-            session_id: the id of this session; the folders of others are removed.
+            session_id: of this start of the run; the folders of others are removed.
 
         Raises:
             StoreError: they cannot be written.

@@ -31,7 +31,7 @@ def make_client_store(
         state_schema: the shape of a state.
         root: the folder of the run's stores.
         rank: whose clients they are.
-        session_id: the id of this session, see ``RankSession``.
+        session_id: of this start of the run, see ``RankSession``.
         clients: those of the rank.
     """
     if not state_schema.fields:

@@ -209,9 +209,9 @@ def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]
     model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
     size = ParameterLayout.of(model).total
     edited = edited_since(folder, round, model_digests(loaded.job, model))
-    if size != x.numel() and edited:
-        raise other_shape(folder, edited, size, x.numel())
     if size != x.numel():
+        if edited:
+            raise other_shape(folder, edited, size, x.numel())
         raise StoreError(
             f"{folder.root}: the model has {size} parameters with the data as they are now, "
             f"{x.numel()} in the checkpoint; put back the run's data"

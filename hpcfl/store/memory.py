@@ -38,7 +38,7 @@ class MemoryStore(ClientStore):
         self._arena = StateArena(schema)
         # The tensors that were saved last, and the copy of them.
         self._latest: tuple[SameTensors, Iterable[Tensor]] = SameTensors(()), ()
-        self._files: set[str] = set()  # of the snapshots of this session, complete or not
+        self._files: set[str] = set()  # of the snapshots of this start, complete or not
         self._held: dict[str, HeldPath] = {}  # those that are complete
         self._snapshots = 0
         self._executor = ThreadPoolExecutor(1, "store-snapshot")

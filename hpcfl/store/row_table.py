@@ -194,7 +194,7 @@ def prune(root: Path, keep_names: Iterable[str], session_id: str) -> None:
     Args:
         root: the folder of the segments.
         keep_names: what ``named`` returns for the kept checkpoints.
-        session_id: the id of this session; its files, complete or not, are not deleted.
+        session_id: of this start of the run; its files, complete or not, are not deleted.
     """
     keep = set(keep_names)
     for path in sorted(root.rglob("*")):
