@@ -8,14 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpcfl.errors import JobError, StoreError, file_error
+from hpcfl.io.regular import KINDS
 
-KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 PART = ".part"  # ends the name of a file that is not complete yet
 # The advice for files of a run, whose checkpoints are not harmed by the failure.
 STANDS = "the last checkpoint stands: make room or repair the disk, then resume"

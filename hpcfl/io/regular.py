@@ -1,0 +1,140 @@
+"""Open files that must be regular: no FIFO, whose open would wait for ever, and no device.
+
+Everything that hpcfl reads or writes by name goes through here; a FIFO, a socket, a device or a
+folder in its place is an OSError whose text says so, which callers convert to one line as they do
+with a missing file.
+"""
+
+import os
+import stat
+from errno import EINVAL, EISDIR, ELOOP
+from io import FileIO, TextIOWrapper
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.filesize import decimal
+
+from hpcfl.io.memory import too_little_memory
+
+KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a symbolic link",
+}
+"""Words for each kind of file that is not regular."""
+
+
+def open_fd(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
+    """Open a regular file; a descriptor, to be closed by the caller.
+
+    Args:
+        path: of the file.
+        flags: of ``os.open``.
+        follow: whether a symbolic link may lead to it.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    # O_NONBLOCK: the open of a FIFO returns at once.  It changes nothing for a regular file.
+    flags |= os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, flags, 0o666)
+    except OSError:
+        # ENXIO for a socket or a FIFO without a reader, EISDIR for a folder, ELOOP for a link.
+        try:
+            found = path.stat() if follow else path.lstat()
+        except OSError:
+            found = None
+        if found is not None:
+            _require_regular(path, found)
+        raise
+    try:
+        _require_regular(path, os.fstat(fd))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_binary(path: Path, *, follow: bool = True, buffering: bool = True) -> BinaryIO:
+    """Open a regular file for reading bytes.
+
+    Raises:
+        OSError: see ``open_fd``.
+    """
+    fd = open_fd(path, follow=follow)
+    return os.fdopen(fd, "rb", buffering=-1 if buffering else 0)
+
+
+def open_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -> TextIOWrapper:
+    """Open a regular file for reading text.
+
+    Raises:
+        OSError: see ``open_fd``.
+    """
+    return os.fdopen(open_fd(path), "r", encoding=encoding, newline=newline)
+
+
+def open_append(path: Path) -> FileIO:
+    """Open a regular file for appending, unbuffered; no link is followed.
+
+    Raises:
+        OSError: see ``open_fd``.
+    """
+    fd = open_fd(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, follow=False)
+    return FileIO(fd, "ab")
+
+
+def read(path: Path, *, follow: bool = True) -> bytes:
+    """Read a whole regular file.
+
+    Raises:
+        OSError: see ``open_fd``; or it is larger than the free memory, as a sparse file may be.
+    """
+    with open_binary(path, follow=follow) as file:
+        refuse_larger_than_memory(path, os.fstat(file.fileno()).st_size)
+        return file.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Read a whole regular file as text.
+
+    Raises:
+        OSError: see ``read``.
+        ValueError: it is not text of this encoding.
+    """
+    return read(path).decode(encoding)
+
+
+def refuse_larger_than_memory(path: Path, size: int) -> None:
+    """Refuse to read ``size`` bytes if fewer are free.
+
+    Raises:
+        OSError: fewer are.
+    """
+    free = too_little_memory(size)
+    if free is not None:
+        reason = f"it has {decimal(size)}, and {decimal(free)} of memory are free"
+        raise OSError(EINVAL, reason, str(path))
+
+
+def check_regular(path: Path, *, follow: bool = True) -> None:
+    """Refuse a path that leads to something that is not a regular file.
+
+    For libraries that open a file by its name.
+
+    Raises:
+        OSError: see ``open_fd``.
+    """
+    _require_regular(path, path.stat() if follow else path.lstat())
+
+
+def _require_regular(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISREG(found.st_mode):
+        return
+    kind = KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+    number = {stat.S_IFDIR: EISDIR, stat.S_IFLNK: ELOOP}.get(stat.S_IFMT(found.st_mode), EINVAL)
+    raise OSError(number, f"it is {kind}, expected a file", str(path))
