@@ -34,6 +34,11 @@ def segment(run):
     return found
 
 
+def sessions(stores):
+    """The ids of the sessions that made the segments in a folder."""
+    return {path.name.split("-")[0] for path in stores.rglob("*-r*-s*.h5*")}
+
+
 def damage_a_row(run):
     """Flip a byte of a row that only the newest checkpoint names; the row and its client."""
     tables = [Table.load(found.folder, run / "stores") for found in committed(run / "checkpoints")]

@@ -9,6 +9,8 @@ from typing import Any
 
 import h5py
 
+from hpcfl.io import regular
+
 METADATA = 2**20  # bytes, an upper bound: HDF5 needs a few KiB per file
 _END_OF_FILE = slice(28, 36)  # in the superblock of version 2, which h5py writes here
 
@@ -27,6 +29,7 @@ def new_hdf5(path: Path, room: int) -> Iterator[Any]:
     Raises:
         OSError: the disk is too small or fails, or the file cannot be made.
     """
+    path.unlink(missing_ok=True)  # not through a link, and not into the file of another name
     file = h5py.File(path, "w", libver=("v108", "v108"), locking=False)
     _reserve(file, METADATA + room)
     try:
@@ -37,7 +40,7 @@ def new_hdf5(path: Path, room: int) -> Iterator[Any]:
         if not found:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
-    with path.open("r+b") as raw:
+    with os.fdopen(regular.open_fd(path, os.O_RDWR, follow=False), "r+b") as raw:
         raw.truncate(int.from_bytes(raw.read(64)[_END_OF_FILE], "little"))
         # Its datasets that were allocated but not written would leave the file sparse.
         os.posix_fallocate(raw.fileno(), 0, path.stat().st_size)

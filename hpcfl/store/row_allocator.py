@@ -72,15 +72,17 @@ class RowAllocator:
         return len(self._free)
 
     def ensure_rows(self, rows: int) -> None:
-        """Add segments until there are so many rows, free or not.
+        """Add segments until so many rows may be written, free or not.
 
         Raises:
             DiskError: the disk is too small for them.
         """
-        before = len(self._segments)
+        before, missing = len(self._segments), rows - self._writable_rows
         try:
-            while (missing := rows - len(self._pinned)) > 0:
-                self._add(min(missing, most_rows(self._schema.bytes)))
+            while missing > 0:
+                added = min(missing, most_rows(self._schema.bytes))
+                self._add(added)
+                missing -= added
         except (DiskError, StoreError):
             # Else the user's quota would stay full of segments that no checkpoint names.
             for file in self._segments[before:]:
@@ -93,7 +95,7 @@ class RowAllocator:
         Raises:
             DiskError: the disk is too small for them.
         """
-        self.ensure_rows(len(self._pinned) + rows - self.free)
+        self.ensure_rows(self._writable_rows + rows - self.free)
 
     def take(self) -> int:
         """Take a free row, from a new segment if none is left; return its address.
@@ -131,9 +133,15 @@ class RowAllocator:
         self._pinned[addresses] = True
 
     def retain(self, pinned: IntArray) -> None:
-        """Pin ``pinned`` and no other row; rows that are neither pinned nor held become free."""
+        """Pin ``pinned``, and all rows of segments that may not be written; the others are free.
+
+        A row that a client holds is not free, either.
+        """
         self._pinned[:] = False
         self._pinned[pinned] = True
+        for start, file in zip(self._starts, self._segments, strict=True):
+            if not file.writable:
+                self._pinned[start : start + file.rows] = True
         # The lowest address is taken first, so that neighbouring rows are written in order.
         free = np.flatnonzero(~self._pinned & (self._holders == 0))
         self._free = array("q", free[::-1].tolist())
@@ -188,6 +196,10 @@ class RowAllocator:
         """Release the files."""
         while self._segments:
             self._segments.pop().close()
+
+    @property
+    def _writable_rows(self) -> int:
+        return sum(file.rows for file in self._segments if file.writable)
 
     def _grow(self) -> None:
         """Add a segment for rows that nobody allocated in advance."""

@@ -6,7 +6,7 @@ of that part are in subfolders ``shared``.
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -186,22 +186,22 @@ class Table:
         return RowEntry(self.paths[self.segments[at]], int(self.rows[at]), int(self.crcs[at]))
 
 
-def prune(root: Path, keep_names: Iterable[str], session_id: str) -> None:
-    """Delete the segments of earlier sessions that no kept checkpoint names.
+def prune(root: Path, keep_names: Iterable[str], earlier: Container[str]) -> None:
+    """Delete the segments of earlier sessions of the run that no kept checkpoint names.
 
     Only rank 0 calls it: other ranks may see an older content of the folder on a network disk.
 
     Args:
         root: the folder of the segments.
         keep_names: what ``named`` returns for the kept checkpoints.
-        session_id: of this start of the run; its files, complete or not, are not deleted.
+        earlier: the ids of those sessions; files of others, complete or not, are not deleted.
     """
     keep = set(keep_names)
     for path in sorted(root.rglob("*")):
         match = segment.NAME.fullmatch(path.name)
         if (
             match
-            and match["session_id"] != session_id
+            and match["session_id"] in earlier
             and path.relative_to(root).as_posix() not in keep
         ):
             path.unlink()

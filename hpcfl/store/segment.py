@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.errors import DiskError, HpcflError, StoreError, file_error
+from hpcfl.io import regular
 from hpcfl.io.atomic import PART, write_errors
 from hpcfl.io.live_files import check_in_place
 from hpcfl.io.lock import NO_LOCKS, lock_now
@@ -50,13 +51,18 @@ class Segment:
     """An open segment file; use ``create`` or ``open``."""
 
     def __init__(
-        self, path: Path, schema: StateSchema, layout: segment_file.SegmentLayout, fd: int
+        self,
+        path: Path,
+        schema: StateSchema,
+        layout: segment_file.SegmentLayout,
+        fd: int,
+        mode: Literal["r", "r+"],
     ) -> None:
         self.path, self.rows = path, layout.rows
         self.crcs = np.zeros(layout.rows, np.uint32)
         """The crc32 of each row, in memory alone: zeros after ``open``, set from the row table at a
         restore, and by ``BackgroundIO`` after each write."""
-        self._schema, self._offsets, self._fd = schema, layout.offsets, fd
+        self._schema, self._offsets, self._fd, self._mode = schema, layout.offsets, fd, mode
         self._size = os.fstat(fd).st_size
 
     @classmethod
@@ -80,13 +86,23 @@ class Segment:
         """
         layout = segment_file.inspect(path, schema)
         try:
-            fd = os.open(path, os.O_RDWR if mode == "r+" else os.O_RDONLY)
+            fd = regular.open_fd(path, os.O_RDWR if mode == "r+" else os.O_RDONLY)
         except OSError as error:
             message = f"{path}: cannot open with mode {mode}: {error.strerror}"
             raise file_error(error, f"{message}; repair its permissions", StoreError) from error
-        if mode == "r+":
+        segment = cls(path, schema, layout, fd, mode)
+        if segment.writable:
             _lock(path, fd)
-        return cls(path, schema, layout, fd)
+        return segment
+
+    @property
+    def writable(self) -> bool:
+        """Whether rows may be written: not where the file has other hard links.
+
+        It then belongs to a copy of the run, too (``cp -al``, ``rsync --link-dest``, snapshots),
+        whose checkpoints need its rows.
+        """
+        return self._mode == "r+" and os.fstat(self._fd).st_nlink == 1
 
     def read(self, row: int) -> tuple[Tensor, ...]:
         """Read a row into new tensors.

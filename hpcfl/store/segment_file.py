@@ -17,6 +17,7 @@ import torch
 from rich.filesize import decimal
 
 from hpcfl.errors import StoreError, file_error
+from hpcfl.io import regular
 from hpcfl.io.atomic import PART, remove_part, sync_folder
 from hpcfl.io.files import read_error
 from hpcfl.io.new_hdf5 import new_hdf5
@@ -83,6 +84,7 @@ def inspect(path: Path, schema: StateSchema) -> SegmentLayout:
     """
     _check_dtypes(path, schema)
     try:
+        regular.check_regular(path)  # HDF5 would wait for a FIFO
         size = path.stat().st_size
         # Without HDF5's lock: the metadata never change, and ``Segment`` has a lock of its own.
         with h5py.File(path, "r", locking=False) as file:

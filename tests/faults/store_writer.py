@@ -16,6 +16,7 @@ from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.shared import SharedStore
+from tests.rundirs import sessions
 
 CLIENTS = 24
 KEEP = 2
@@ -74,7 +75,7 @@ def write(folder: Path, session_id: str, tell: Callable[[int], None]) -> None:
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.retain(kept)
-        row_table.prune(root, row_table.named(kept), session_id)
+        row_table.prune(root, row_table.named(kept), sessions(root) - {session_id})
         x = model(round)
         for client in range(CLIENTS):
             if (client + round) % 3:

@@ -18,6 +18,7 @@ from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.scratch import ScratchFolder, ScratchStore
 from hpcfl.store.shared import SharedStore
 from tests.long_form import LONG
+from tests.rundirs import sessions
 
 CLIENTS = 30
 
@@ -225,9 +226,8 @@ def test_restore_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
             assert found is None if at >= 25 else bits(found) == bits(make(at, 0))
         for store in stores:
             store.close()
-        row_table.prune(
-            root, row_table.named([folder]), session_id
-        )  # the earlier sessions are no longer needed
+        # The earlier sessions are no longer needed.
+        row_table.prune(root, row_table.named([folder]), sessions(root) - {session_id})
 
 
 def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, schema):
@@ -309,14 +309,16 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
     (root / "lost-r0001-s0000.h5.part").touch()
     (root / "now-r0001-s0000.h5.part").touch()
     (root / "notes.h5").touch()
+    (root / "foreign-r0000-s0000.h5").touch()
     before = set(root.rglob("*"))
-    row_table.prune(root, row_table.named([a]), "now")
+    row_table.prune(root, row_table.named([a]), {"old", "lost"})
     deleted = before - set(root.rglob("*"))
     assert {p.name for p in deleted} == {"lost-r0000-s0000.h5", "lost-r0001-s0000.h5.part"}
     assert {path.name for path in before - set(deleted) if path.is_file()} == {
         "old-r0000-s0000.h5",
         "now-r0000-s0000.h5",
         "now-r0001-s0000.h5.part",
+        "foreign-r0000-s0000.h5",
         "notes.h5",
     }
     open_store.close()
