@@ -1,6 +1,6 @@
-"""Keep the best evaluated model in best.safetensors, in the run directory and every checkpoint.
+"""Keep the best evaluated model, which every checkpoint holds in its file best.safetensors.
 
-A checkpoint holds the best model as of its round, and a resume restores it: a better one of a later
+It is the best as of the checkpoint's round, and a resume goes on with it: a better one of a later
 round must not count before the resumed run finds it again.  The file holds the model, its round,
 its score and a checksum of them.
 """
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from hpcfl.errors import StoreError
-from hpcfl.io.atomic import STANDS, write_errors, write_file
 from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.types import Vector
 
@@ -56,24 +55,21 @@ class BestModel(NamedTuple):
             (name,) = set(tensors) & set(DECIDING_SCORES)
             return cls(tensors["x"], int(tensors["round"]), name, float(tensors[name]))
         except (LookupError, ValueError, RuntimeError, OverflowError) as e:
-            raise StoreError(f"{path}: is not a best model: {e!r}; resume to restore it") from e
+            raise StoreError(
+                f"{path}: is not a best model: {e!r}; resume from an older checkpoint"
+            ) from e
 
 
 class Best:
     """Keeps the best model of a run; used on rank 0 alone."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._rank = -math.inf
         self.content: bytes | None = None
         """The content of the file, or None before the first evaluation."""
 
     def offer(self, round: int, scores: Mapping[str, float], x: Vector) -> None:
-        """Keep ``x``, the model after ``round`` rounds, if it is better than all before.
-
-        Raises:
-            DiskError: the disk is full or fails.
-        """
+        """Keep ``x``, the model after ``round`` rounds, if it is better than all before."""
         name = next((name for name in DECIDING_SCORES if name in scores), None)
         if name is None:  # nothing was tested: all labels are padding
             return
@@ -83,18 +79,17 @@ class Best:
         found = BestModel(x.detach().cpu(), round, name, scores[name])
         if found.rank > self._rank:  # the first of equals is kept
             self._rank, self.content = found.rank, found.pack()
-            write_file(self._path, self.content, advice=STANDS)
 
-    def restore(self, content: bytes | None) -> None:
-        """Continue with the best model of a checkpoint; None if it has none.
+    def restore(self, content: bytes | None, path: Path) -> None:
+        """Continue with the best model of a checkpoint.
+
+        Args:
+            content: of its file; None if it has none.
+            path: of the file, for the message.
 
         Raises:
-            StoreError: it is damaged, or cannot be written.
+            StoreError: it is damaged.
         """
         self.content, self._rank = content, -math.inf
-        if content is None:
-            with write_errors(self._path):
-                self._path.unlink(missing_ok=True)
-            return
-        self._rank = BestModel.unpack(content, self._path).rank
-        write_file(self._path, content, advice=STANDS)
+        if content is not None:
+            self._rank = BestModel.unpack(content, path).rank

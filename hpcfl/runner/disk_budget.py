@@ -33,15 +33,13 @@ class DiskBudget(NamedTuple):
     """One checkpoint, without the states."""
     checkpoints: int
     """The number of checkpoints at a time."""
-    best: int
-    """The file of the best model, 0 if none is kept; ``checkpoint`` includes another copy."""
     model: int
     """The initial model."""
 
     @property
     def total(self) -> int:
         """The sum of all parts."""
-        return self.stores + self.checkpoints * self.checkpoint + self.best + self.model
+        return self.stores + self.checkpoints * self.checkpoint + self.model
 
 
 def disk_budget(components: Components, usage: ScheduleUsage) -> DiskBudget:
@@ -56,7 +54,6 @@ def disk_budget(components: Components, usage: ScheduleUsage) -> DiskBudget:
         checkpoint=_checkpoint_bytes(components, best, tables * ranks)
         + tables * (ranks * TABLE_HEADER + rows * TABLE_ENTRY),
         checkpoints=min(job.checkpoint.keep, due) + 1,  # an old one is deleted after the commit
-        best=best,
         model=nbytes(components.x0),
     )
 
@@ -92,7 +89,7 @@ def _checkpoint_bytes(components: Components, best: int, tables: int) -> int:
 
 
 def best_bytes(components: Components) -> int:
-    """The bytes of best.safetensors: the model, its round and its score."""
+    """The bytes of a checkpoint's best.safetensors: the model, its round and its score."""
     if not components.job.evaluate.best:
         return 0
     number = torch.empty((), dtype=torch.float64)

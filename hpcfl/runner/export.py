@@ -18,14 +18,22 @@ from hpcfl.checkpoint.format import copied, read_server
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
-from hpcfl.io.files import present, read_bytes, readable
+from hpcfl.io.files import readable
 from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.models.flat_vector import ParameterLayout, buffers
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.run_dir.history import edited_text
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
-from hpcfl.run_dir.manifest import Checkpoint, check_run_files, committed_folders, find, rounds
+from hpcfl.run_dir.manifest import (
+    BEST,
+    Checkpoint,
+    check_files,
+    check_run_files,
+    committed_folders,
+    find,
+    rounds,
+)
 from hpcfl.runner.components import stored
 from hpcfl.runner.initial_model import build_model
 from hpcfl.runner.load_data import load_data
@@ -93,7 +101,7 @@ def export(
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        arrays = _best(folder) if best else _read(folder, round, loaded.job, clients=clients)
+        arrays = _read(folder, round, loaded.job, clients=clients, best=best)
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -125,27 +133,13 @@ def load_model(root: Path, *, round: int | None = None, best: bool = False) -> n
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        arrays = _best(folder) if best else _read(folder, round, loaded.job, clients=False)
+        arrays = _read(folder, round, loaded.job, clients=False, best=best)
         return _model(folder, loaded, arrays).eval()
 
 
-def _best(folder: RunDir) -> dict[str, NDArray[Any]]:
-    """The arrays of the .npz, for the best model."""
-    if not present(folder.best):
-        raise JobError(
-            f"{folder.root}: keeps no best model; its job needs evaluate.best: true, and an "
-            "evaluation"
-        )
-    content = read_bytes(folder.best, "resume to restore it")
-    found = BestModel.unpack(content, folder.best)
-    return {
-        "x": _array(found.x),
-        "round": np.array(found.round),
-        found.name: np.array(found.score),
-    }
-
-
-def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict[str, NDArray[Any]]:
+def _read(
+    folder: RunDir, round: int | None, job: Job, *, clients: bool, best: bool
+) -> dict[str, NDArray[Any]]:
     """The arrays of the .npz.
 
     If a live run deletes the checkpoint meanwhile, its newest one is read instead.
@@ -155,10 +149,27 @@ def _read(folder: RunDir, round: int | None, job: Job, *, clients: bool) -> dict
         try:
             newest = rounds(folder.checkpoints, round)[-1]
             found = find(folder.checkpoints, newest)
-            return _arrays(found, folder, job, clients=clients)
+            return _best(found, folder) if best else _arrays(found, folder, job, clients=clients)
         except (StoreError, DiskError):  # NFS reports a deleted file as a disk error
             if before <= _manifests(folder):  # no checkpoint was deleted: this one is damaged
                 raise
+
+
+def _best(checkpoint: Checkpoint, folder: RunDir) -> dict[str, NDArray[Any]]:
+    """The arrays of the .npz, for the best model as of a checkpoint."""
+    check_files(checkpoint)
+    check_run_files(checkpoint, folder.root)
+    if checkpoint.best is None:
+        raise JobError(
+            f"{folder.root}: keeps no best model up to round {checkpoint.round}; its job needs "
+            "evaluate.best: true, and an evaluation before the checkpoint"
+        )
+    found = BestModel.unpack(checkpoint.best, checkpoint.folder / BEST)
+    return {
+        "x": _array(found.x),
+        "round": np.array(found.round),
+        found.name: np.array(found.score),
+    }
 
 
 def _manifests(folder: RunDir) -> set[Path]:

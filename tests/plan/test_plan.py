@@ -254,7 +254,7 @@ def size(root):
 )
 @pytest.mark.parametrize("kind", ["hdf5", "memory"])
 def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more, kind):
-    """The stores to the byte; a checkpoint within 100 bytes and 5 %; so the best model."""
+    """The stores to the byte; a checkpoint within 100 bytes and 5 %."""
     changes = [
         *more,
         f"algorithm={{name: {algorithm}}}", f"store.kind={kind}", "data.clients=20", "rounds=11",
@@ -270,9 +270,6 @@ def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more, kind):
     newest = max((out / "checkpoints").iterdir())
     assert size(newest) == pytest.approx(found.disk_budget.checkpoint, rel=0.05, abs=100)
     assert len(list((out / "checkpoints").iterdir())) == found.disk_budget.checkpoints - 1
-    best = out / "best.safetensors"
-    kept = best.stat().st_size if best.exists() else 0
-    assert kept == pytest.approx(found.disk_budget.best, rel=0.05)
     aside = ("events", "history.jsonl", "job.yaml", "log.jsonl")
     taken = sum(size(part) for part in out.iterdir() if part.name not in aside)
     if kind == "hdf5":  # one checkpoint less than while the oldest goes
