@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.errors import StoreError, file_error
+from hpcfl.io import regular
 from hpcfl.io.atomic import write_file
 from hpcfl.io.checked_tensors import pack, unpack
 
@@ -35,7 +36,7 @@ def read(path: Path, into: Mapping[str, Tensor]) -> None:
     if not into:
         return
     try:
-        found = unpack(path.read_bytes())
+        found = unpack(regular.read(path))
     except OSError as e:
         message = f"{path}: cannot be read: {e.strerror or e}; {_LOST}"
         raise file_error(e, message, StoreError) from e

@@ -3,9 +3,9 @@
 In between, the files are written in the background while the rounds continue.
 """
 
-import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 from hpcfl.checkpoint.format import copied, flatten_server
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
+from hpcfl.io import regular
 from hpcfl.io.atomic import STANDS, sync_folder, write_errors, write_file
 from hpcfl.run_dir.log import LogPosition
 from hpcfl.run_dir.manifest import (
@@ -26,6 +27,7 @@ from hpcfl.run_dir.manifest import (
     SERVER,
     Checkpoint,
     committed_folders,
+    delete,
     folder_of,
     uncommit,
     write_manifest,
@@ -112,7 +114,7 @@ class PendingCheckpoint:
     def _commit(self, ranks: int) -> None:
         names = [SERVER, *row_tables(self.folder, ranks)]
         names += [name for name in (KEPT, BEST) if (self.folder / name).exists()]
-        files = {name: crc32((self.folder / name).read_bytes()) for name in names}
+        files = {name: crc32(regular.read(self.folder / name)) for name in names}
         c = self.contents
         checkpoint = Checkpoint(
             self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files
@@ -150,8 +152,9 @@ def begin(
     written = []
     if comm.rank == 0:
         with write_errors(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
+            if folder.is_dir():
+                delete(folder)
+            folder.mkdir(exist_ok=True)
         files = {SERVER: flatten_server(contents.server)}
         if contents.extra_tensors:
             files[KEPT] = {name: copied(tensor) for name, tensor in contents.extra_tensors.items()}
@@ -180,6 +183,6 @@ def _prune(root: Path, keep: int) -> list[str]:
     folders = committed_folders(root)
     for old in folders[:-keep]:
         uncommit(old)
-        # The next resume deletes what is left (``manifest.prune``).
-        shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):  # the next resume deletes what is left (``manifest.prune``)
+            delete(old)
     return [folder.name for folder in folders[-keep:]]

@@ -8,7 +8,6 @@ and continues cannot overwrite the heartbeats of the new one.
 import errno
 import os
 import re
-import shutil
 import socket
 import time
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from hpcfl.errors import StoreError, file_error
-from hpcfl.io import checksum
+from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE, readable
 from hpcfl.types import Natural
@@ -30,6 +29,8 @@ POLL_S = 0.2
 _TRIES = 10  # to read a file that is being written, which happens every few seconds
 REPORT = "report"  # the file in which one rank reports why the run ends, and with which exit code
 LOST_CODE = 1  # the exit code where a rank was lost
+_SESSION = re.compile(r"[0-9a-f]{8}")  # the name of a session's folder
+_FILE = re.compile(rf"\d{{4,}}\.json|{REPORT}")  # and of the files in it
 _EXIT_CODE = re.compile(r"\nexit code (\d{1,3})\n\Z")  # the report's last line
 
 # Printed on a terminal, from a file that anybody may have written: no control characters.
@@ -102,7 +103,7 @@ def _read(path: Path) -> Heartbeat:
         OSError: it is missing, or cannot be read.
         ValueError: it is damaged, or being written.
     """
-    with path.open("rb") as file:
+    with regular.open_binary(path) as file:
         content = file.read(SIZE)
     if not content:
         raise FileNotFoundError(errno.ENOENT, "nothing is written yet", path)
@@ -179,8 +180,19 @@ def read_report(root: Path) -> str:
     """
     with readable(root):
         found = sorted(root.glob(f"*/{REPORT}"), key=lambda path: path.stat().st_mtime)
-        report = found[-1].read_text("utf-8", "replace") if found else ""
+        report = regular.read(found[-1]).decode(errors="replace") if found else ""
         return _EXIT_CODE.sub("", report).strip()
+
+
+def _delete(session: Path) -> None:
+    """Delete the folder of an earlier session; files that no session made stay, in their folder."""
+    if session.is_symlink():
+        return
+    with suppress(OSError):
+        for path in session.iterdir():
+            if _FILE.fullmatch(path.name):
+                path.unlink()
+        session.rmdir()
 
 
 class Heartbeats:
@@ -200,9 +212,9 @@ class Heartbeats:
         with write_errors(self.folder):
             self.folder.mkdir(parents=True)
             for other in self._root.iterdir():
-                if other != self.folder:
-                    # Its processes have ended, or are stopped and fail at their next heartbeat.
-                    shutil.rmtree(other, ignore_errors=True)
+                # Its processes have ended, or are stopped and fail at their next heartbeat.
+                if other != self.folder and _SESSION.fullmatch(other.name):
+                    _delete(other)
 
     def open(self, progress: RankProgress) -> None:
         """Make this rank's file.
@@ -211,8 +223,8 @@ class Heartbeats:
             DiskError: the disk is full or fails.
         """
         path = self._path(self._rank)
-        with write_errors(path):
-            path.write_bytes(self._encode(progress))
+        with write_errors(path), regular.open_append(path) as file:
+            file.write(self._encode(progress))
 
     def beat(self, progress: RankProgress) -> None:
         """Write a heartbeat.
@@ -222,7 +234,7 @@ class Heartbeats:
         Raises:
             OSError: the disk fails.
         """
-        fd = os.open(self._path(self._rank), os.O_WRONLY)
+        fd = regular.open_fd(self._path(self._rank), os.O_WRONLY, follow=False)
         try:
             os.pwrite(fd, self._encode(progress), 0)
         finally:
@@ -258,7 +270,8 @@ class Heartbeats:
         """The exit code in the report; that of a lost rank where it cannot be read."""
         for _ in range(_TRIES):  # another rank may be writing it
             with suppress(OSError):
-                if found := _EXIT_CODE.search((self.folder / REPORT).read_text("utf-8", "replace")):
+                report = regular.read(self.folder / REPORT).decode(errors="replace")
+                if found := _EXIT_CODE.search(report):
                     return int(found[1])
             time.sleep(POLL_S)
         return LOST_CODE

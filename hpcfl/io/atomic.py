@@ -70,7 +70,7 @@ def write_by(
     """
     part = path.with_name(path.name + PART)
     try:
-        with part.open("wb") as file:
+        with os.fdopen(_new(part), "wb") as file:
             if mode is not None and mode != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
                 # Before the content, which others may not be allowed to read.
                 os.fchmod(file.fileno(), mode)
@@ -102,6 +102,16 @@ def write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         message = f"{path}: cannot be written: {error.strerror}; {STANDS}"
         raise file_error(error, message, StoreError) from error
+
+
+def _new(part: Path) -> int:
+    """Make an empty file; one that a kill left is removed, and a link is never followed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    part.unlink(missing_ok=True)
+    return os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
 
 def remove_part(part: Path) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from hpcfl.errors import DataError, DiskError, HpcflError, StoreError, file_error
+from hpcfl.io import regular
 from hpcfl.io.memory import too_little_memory
 
 # The errors that numpy and zipfile raise for damaged files, found by flipping every byte of one.
@@ -140,7 +141,7 @@ def read_bytes(path: Path, advice: str) -> bytes:
         FileNotFoundError: there is none.
     """
     try:
-        return path.read_bytes()
+        return regular.read(path)
     except FileNotFoundError:
         raise
     except OSError as e:

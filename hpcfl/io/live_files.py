@@ -31,7 +31,7 @@ class HeldPath:
             LostFileError: it cannot be opened.
         """
         try:
-            return cls(path, os.open(path, os.O_RDONLY))
+            return cls(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK))
         except OSError as e:
             raise lost(path, f"cannot be opened ({e.strerror})") from e
 

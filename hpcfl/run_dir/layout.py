@@ -12,20 +12,24 @@ initial.npy     the initial model as a flat vector; every checkpoint's manifest 
 branches.json   of a branch: its parents, rounds and changed settings (hpcfl.run_dir.branches);
                 every manifest has its checksum, too
 buffers.safetensors  the model's buffers, if it has any (hpcfl.checkpoint.buffers)
-best.safetensors  the best evaluated model, if the job keeps it (hpcfl.checkpoint.best)
 kept/           the examples, models and classes that hpcfl.run was given (hpcfl.runner.objects)
-checkpoints/    hpcfl.run_dir.manifest and hpcfl.checkpoint.format
+checkpoints/    hpcfl.run_dir.manifest and hpcfl.checkpoint.format; the best model is in them
 stores/         segments of client states (hpcfl.store)
 ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.comm.heartbeat)
 lock            locked while a run uses the directory
+
+A start follows no symbolic link below the directory, and deletes nothing but what starts of the
+same run have written: segments by their sessions' ids, which are in the history, and files of
+checkpoints and heartbeats by their names.
 """
 
 import fcntl
 import io
 import json
 import os
+import stat
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -37,12 +41,13 @@ import torch
 
 from hpcfl.comm.heartbeat import are_written
 from hpcfl.errors import DataError, JobError, StoreError, file_error
-from hpcfl.io import checksum
-from hpcfl.io.atomic import write_file
-from hpcfl.io.code_file import KEPT
+from hpcfl.io import checksum, regular
+from hpcfl.io.atomic import PART, write_file
+from hpcfl.io.code_file import KEPT, is_kept_name
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock_now
+from hpcfl.io.regular import KINDS
 from hpcfl.job.resume_rules import immutable_changes, job_fingerprint
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
@@ -53,9 +58,15 @@ from hpcfl.job.yaml_file import (
     relative_to_run,
     write_resolved,
 )
-from hpcfl.run_dir.manifest import BEST, BRANCHES, INITIAL, committed_folders, require_format
+from hpcfl.run_dir.manifest import BRANCHES, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
 
+_KINDS = {
+    **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "tracker.json"), stat.S_IFREG),
+    **dict.fromkeys((INITIAL, BRANCHES, "buffers.safetensors", "lock"), stat.S_IFREG),
+    **dict.fromkeys(("events", "checkpoints", "stores", "ranks", KEPT), stat.S_IFDIR),
+}
+"""The files and folders of a run, by name."""
 SWEEP_LOG = "sweep.log"
 """The log of a sweep, in the directory that holds the sweep's runs."""
 
@@ -73,7 +84,6 @@ class RunDir:
         self.initial = root / INITIAL
         self.buffers = root / "buffers.safetensors"
         self.branches = root / BRANCHES
-        self.best = root / BEST
         self.checkpoints = root / "checkpoints"
         self.stores = root / "stores"
         self.kept = root / KEPT
@@ -91,6 +101,50 @@ class RunDir:
             self._lock = None
         while self._held_paths:
             self._held_paths.pop().close()
+
+    def refuse_foreign(self, *, alone: bool = False) -> None:
+        """Refuse a directory in which a start would write through a link, or over others' files.
+
+        Args:
+            alone: also refuse all names that are not of a run's files.
+
+        Raises:
+            JobError: a name of a run's files is that of a link or of another kind of file, or the
+                directory holds such names, but no run.
+        """
+        with readable(self.root):
+            if not self.root.is_dir():
+                return
+            names = {path.name: path for path in self.root.iterdir() if path.name in _KINDS}
+            other = next((p for p in self.root.iterdir() if p.name not in names), None)
+            if alone and other is not None:
+                raise JobError(f"{other}: is no file of a run's copy; move it elsewhere")
+            for name, path in names.items():
+                _require_kind(path, [_KINDS[name]])
+                if name in ("checkpoints", "stores", "ranks", KEPT):
+                    for below in path.rglob("*"):
+                        _require_kind(below, [stat.S_IFREG, stat.S_IFDIR])
+            if "job.yaml" not in names:
+                self._refuse_without_job(names)
+
+    def _refuse_without_job(self, names: Mapping[str, Path]) -> None:
+        """Refuse a directory without job.yaml that holds more than an interrupted start leaves.
+
+        Raises:
+            JobError: it does.
+        """
+        for name, path in names.items():
+            if not path.is_dir():
+                foreign = path.stat().st_size > 0
+            else:
+                below = [p.name.removesuffix(PART) for p in path.iterdir()]
+                own = name == KEPT and any(map(is_kept_name, below))
+                foreign = bool(below) and not own
+            if foreign:
+                raise JobError(
+                    f"{self.root}: holds {name}, but no job.yaml: it may be another program's; "
+                    "choose another directory with --out"
+                )
 
     def claim(self, tree: dict[str, Any]) -> None:
         """Make and lock the directory for a new run of the job ``tree``; on rank 0 alone.
@@ -259,7 +313,7 @@ class RunDir:
         if self._lock is not None:
             return
         try:
-            fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+            fd = regular.open_fd(self.lock_file, os.O_RDWR | os.O_CREAT, follow=False)
         except OSError as e:
             message = f"{self.lock_file}: cannot be opened: {e.strerror}"
             raise file_error(e, message, JobError) from e
@@ -308,7 +362,7 @@ class RunDir:
         On a file system without locks the heartbeats tell, if need be after some seconds.
         """
         try:
-            fd = os.open(self.lock_file, os.O_RDONLY)
+            fd = regular.open_fd(self.lock_file)
         except FileNotFoundError:
             return False
         try:
@@ -369,9 +423,28 @@ class RunDir:
         return x0
 
     def add_to_history(self, entry: dict[str, Any]) -> None:
-        """Append an entry with the time to the history."""
+        """Append an entry with the time; that of a start replaces the one of ``open_session``."""
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
-        self.write_history([*self.history_entries(), entry])
+        earlier = self.history_entries()
+        kept = [e for e in earlier if "opened" not in e or e["opened"] != entry.get("session")]
+        self.write_history([*kept, entry])
+
+    def open_session(self, session_id: str) -> set[str]:
+        """Add a start to the history before it writes client states; ``record_start`` completes it.
+
+        Args:
+            session_id: of the start.
+
+        Returns:
+            The ids of all earlier starts, also of those that ended before their first round.
+
+        Raises:
+            StoreError: the history is damaged, or cannot be written.
+        """
+        found = (entry.get("session", entry.get("opened")) for entry in self.history_entries())
+        earlier = {session_id for session_id in found if isinstance(session_id, str)}
+        self.add_to_history({"opened": session_id})
+        return earlier
 
     def write_history(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace the history."""
@@ -433,6 +506,24 @@ def _entry(line: bytes) -> dict[str, Any]:
         if not isinstance(entry.get(key, kind()), kind):
             raise TypeError(f"{key} is {entry[key]!r}")
     return entry
+
+
+def _require_kind(path: Path, kinds: Sequence[int]) -> None:
+    """Refuse a path of a run that is of none of these kinds, as ``stat.S_IFMT`` gives them.
+
+    Raises:
+        JobError: it is of another kind.
+    """
+    try:
+        found = stat.S_IFMT(path.lstat().st_mode)
+    except FileNotFoundError:  # a running run has deleted it
+        return
+    if found not in kinds:
+        move = "; for client states on another disk set store.dir" if path.name == "stores" else ""
+        raise JobError(
+            f"{path}: is {KINDS.get(found, 'a file')}, expected {KINDS.get(kinds[0], 'a file')} of "
+            f"the run, and no link is followed below a run's directory; put it there itself{move}"
+        )
 
 
 def _holds_run(folder: Path) -> bool:

@@ -4,7 +4,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from types import NoneType
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from hpcfl.errors import StoreError, file_error
-from hpcfl.io import checksum
-from hpcfl.io.atomic import write_errors
+from hpcfl.io import checksum, regular
+from hpcfl.io.atomic import STANDS, write_errors, write_file
 from hpcfl.io.files import parse_json, read_bytes, readable
 from hpcfl.io.live_files import check_in_place
 
@@ -39,6 +38,7 @@ class RunLog:
     """The log of a run, open for appending; without a path (not rank 0) it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
+        self._path = path or Path()
         self._file: FileIO | None = None
         self.position = NOTHING
         """The end of the log."""
@@ -46,8 +46,8 @@ class RunLog:
             with write_errors(path):
                 # Unbuffered: after a failed write (a full disk), a buffer would be written again at
                 # the close, and fail again.
-                self._file = path.open("ab", buffering=0)
-                self.position = NOTHING.after(path.read_bytes())
+                self._file = regular.open_append(path)
+                self.position = NOTHING.after(regular.read(path))
 
     def write(self, record: Line) -> None:
         """Append the line of a round; numbers that are not finite, which JSON lacks, are null.
@@ -57,7 +57,7 @@ class RunLog:
         """
         if self._file:
             line = log_line(record)
-            with write_errors(Path(self._file.name)):
+            with write_errors(self._path):
                 left = memoryview(line)
                 while left:
                     left = left[self._file.write(left) :]
@@ -70,7 +70,7 @@ class RunLog:
             DiskError: the disk fails.
         """
         if self._file:
-            with write_errors(Path(self._file.name)):
+            with write_errors(self._path):
                 os.fsync(self._file.fileno())
 
     def require_in_place(self) -> None:
@@ -80,7 +80,7 @@ class RunLog:
             LostFileError: it was deleted, replaced or changed.
         """
         if self._file:
-            check_in_place(Path(self._file.name), self._file.fileno(), self.position.length)
+            check_in_place(self._path, self._file.fileno(), self.position.length)
 
     def close(self) -> None:
         """Close the file.
@@ -89,7 +89,7 @@ class RunLog:
             DiskError: the disk fails; NFS may report a failed write only now.
         """
         if self._file:
-            with write_errors(Path(self._file.name)):
+            with write_errors(self._path):
                 self._file.close()
 
 
@@ -108,9 +108,14 @@ def truncate_log(path: Path, extent: LogPosition) -> None:
     Raises:
         StoreError: rounds are missing or damaged, or the disk fails.
     """
-    require_log_prefix(path, extent)
-    with write_errors(path), suppress(FileNotFoundError):  # before the first round
-        os.truncate(path, extent.length)
+    kept = require_log_prefix(path, extent)
+    try:
+        found = path.stat()
+    except FileNotFoundError:  # before the first round
+        return
+    # A new file where there are other hard links to this one: the log of another run, or a backup.
+    if found.st_size > extent.length or found.st_nlink > 1:
+        write_file(path, kept, advice=STANDS)
 
 
 def require_log_prefix(path: Path, extent: LogPosition) -> bytes:
@@ -164,7 +169,7 @@ class LogReader:
             StoreError: a line is damaged.
         """
         try:
-            file = self._path.open("rb")
+            file = regular.open_binary(self._path)
         except FileNotFoundError:  # before the first round
             return ()
         except OSError as e:

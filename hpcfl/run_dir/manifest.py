@@ -6,17 +6,18 @@ commits the checkpoint: a folder without one does not count, and is deleted.
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io import checksum
-from hpcfl.io.atomic import sync_folder, write_errors
+from hpcfl.io.atomic import PART, sync_folder, write_errors
 from hpcfl.io.files import folders_with, parse_json, present, read_bytes
 from hpcfl.run_dir.log import LogPosition
+from hpcfl.store.row_table import SHARED
 
 # Format 1 had no shared part of states; 2 put all keys into the job's fingerprint; 3 drew other
 # random numbers; 4 had no digests of inputs, and no checksums of the manifest, job.yaml,
@@ -28,6 +29,8 @@ KEPT = "kept.safetensors"
 BEST = "best.safetensors"
 INITIAL = "initial.npy"
 BRANCHES = "branches.json"
+_NAMES = "|".join(map(re.escape, (MANIFEST, SERVER, KEPT, BEST)))
+_OWN = re.compile(rf"({_NAMES}|rows-\d+\.npz)({re.escape(PART)})?")
 
 
 class Checkpoint(NamedTuple):
@@ -144,7 +147,7 @@ def delete_newer(root: Path, after: int) -> None:
         for folder in reversed(_folders(root)):
             if int(folder.name) > after:
                 uncommit(folder)
-                shutil.rmtree(folder)
+                delete(folder)
 
 
 def prune(root: Path) -> None:
@@ -157,7 +160,22 @@ def prune(root: Path) -> None:
     with write_errors(root):
         for folder in _folders(root):
             if not present(folder / MANIFEST):
-                shutil.rmtree(folder)
+                delete(folder)
+
+
+def delete(folder: Path) -> None:
+    """Delete the files of a checkpoint that is not committed, and its folder if no other is in it.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    for place in (folder / SHARED, folder):
+        if place.is_dir() and not place.is_symlink():
+            for path in place.iterdir():
+                if _OWN.fullmatch(path.name):
+                    path.unlink()
+            with suppress(OSError):  # it holds files that no run wrote
+                place.rmdir()
 
 
 def _folders(root: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcfl.errors import StoreError, file_error, one_line
-from hpcfl.io import checksum
+from hpcfl.io import checksum, regular
 from hpcfl.io.files import READABLE
 from hpcfl.run_dir.layout import SWEEP_LOG
 
@@ -32,7 +32,7 @@ def read_sweep_log(root: Path) -> SweepEvents | None:
     """
     path = root / SWEEP_LOG
     try:
-        content = path.read_bytes()
+        content = regular.read(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from hpcfl.errors import HpcflError, one_line
+from hpcfl.io import regular
 from hpcfl.io.atomic import write_file
 from hpcfl.job.schema import TrackerConfig
 from hpcfl.job.settings import Settings
@@ -46,7 +47,7 @@ def read_tracked(path: Path, config: TrackerConfig) -> Tracked:
     """
     new = Tracked(config.name, config.project, None, -1)
     try:
-        content = path.read_bytes()
+        content = regular.read(path)
     except FileNotFoundError:
         return new
     found = json.loads(content)

@@ -1,6 +1,5 @@
 """Copy a run as of one of its checkpoints; the copy is complete, or not there at all."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
-from hpcfl.io.atomic import PART, sync_folder
+from hpcfl.io import regular
+from hpcfl.io.atomic import PART, sync_folder, write_by, write_file
 from hpcfl.io.files import present
 from hpcfl.run_dir.branches import Branch, read_branches, write_branches
 from hpcfl.run_dir.layout import RunDir
@@ -62,7 +62,7 @@ def copy_run(
         StoreError: the checkpoint is damaged.
         JobError: it was deleted meanwhile, or the copy exists, is being made or cannot be made.
     """
-    part = RunDir(copy.with_name(copy.name + PART))
+    part = RunDir(copy.with_name(f".{copy.name}{PART}"))
     with part:
         with raise_collectively(comm), _while_kept(source, at):
             if comm.rank == 0:
@@ -112,7 +112,12 @@ def _while_kept(source: RunDir, at: Checkpoint) -> Iterator[None]:
 
 
 def _clear(part: RunDir) -> None:
-    """Make the folder that becomes the copy, or empty the one that a killed start left."""
+    """Make the folder that becomes the copy, or empty the one that a killed start left.
+
+    Raises:
+        JobError: it holds what no start of a copy has written.
+    """
+    part.refuse_foreign(alone=True)
     part.root.mkdir(parents=True, exist_ok=True)
     part.lock("another start that copies")
     for path in part.root.iterdir():
@@ -127,15 +132,16 @@ def _clear(part: RunDir) -> None:
 def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: NewJob) -> None:
     """All but the segments."""
     _put(part.job, job.content)
-    _put(part.initial, source.initial.read_bytes())
-    for original, path in ((source.buffers, part.buffers), (source.branches, part.branches)):
-        if present(original):
-            _put(path, original.read_bytes())
+    _put(part.initial, regular.read(source.initial))
+    if present(source.buffers):
+        _put(part.buffers, regular.read(source.buffers))
+    if BRANCHES in at.run_files:
+        _put(part.branches, regular.read(source.branches))
     for path in sorted(source.kept.glob("*")):
         _copy(path, part.kept / path.name)
     _put(part.log, require_log_prefix(source.log, at.log))
     part.write_history(e for e in source.history_entries() if e.get("round", 0) <= at.round)
-    manifest = (at.folder / MANIFEST).read_bytes()
+    manifest = regular.read(at.folder / MANIFEST)
     if job.branch is not None:
         branches = write_branches([*read_branches(source.branches), job.branch])
         _put(part.branches, branches)
@@ -145,17 +151,14 @@ def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: NewJob) -> No
     part.add_to_history(entry if job.branch is None else job.branch.entry)
     folder = part.checkpoints / at.folder.name
     for name in at.files:
-        _put(folder / name, (at.folder / name).read_bytes())
+        _put(folder / name, regular.read(at.folder / name))
     _put(folder / MANIFEST, manifest)
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write and flush a file; the copy takes effect by a later rename of the whole folder."""
+    """Write a file; the copy takes effect by a later rename of the whole folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_file(path, content)
 
 
 def _segments(table: Table) -> list[Path]:
@@ -164,9 +167,8 @@ def _segments(table: Table) -> list[Path]:
 
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
-    shutil.copyfile(source, target)
-    with target.open("r+b") as file:
-        os.fsync(file.fileno())
+    with regular.open_binary(source) as file:
+        write_by(target, lambda copy: shutil.copyfileobj(file, copy))
 
 
 def _compare(source: RunDir, at: Checkpoint, part: RunDir, schema: StateSchema, comm: Comm) -> None:

@@ -27,6 +27,7 @@ from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.engine.global_generators import generators
 from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import DataError, JobError, StoreError, described, file_error
+from hpcfl.io import regular
 from hpcfl.io.atomic import PART, write_by
 from hpcfl.io.code_file import KEPT, KeptName, digest_of, execute, is_kept_name, load_code
 from hpcfl.job.registry import REGISTRIES
@@ -435,7 +436,7 @@ def _copy(path: Path, file: BinaryIO) -> None:
         StoreError: it is missing.
     """
     try:
-        source = path.open("rb")
+        source = regular.open_binary(path)
     except OSError as e:
         message = f"{path}: cannot be read: {e.strerror or e}; put it back, the job names it"
         raise file_error(e, message, StoreError) from e

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
+from hpcfl.io import regular
 from hpcfl.io.code_file import digest_of
 from hpcfl.io.progress import Progress
 from hpcfl.job.resume_rules import differences, mutable_settings
@@ -80,7 +81,7 @@ def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progre
 def _digest_of_init(job: Job) -> str | None:
     """The digest of the file of ``model.init``; None without one, or where it is gone by now."""
     path = job.model.init_file
-    return digest_of(path.read_bytes()) if path is not None and path.is_file() else None
+    return digest_of(regular.read(path)) if path is not None and path.is_file() else None
 
 
 def _edited(before: Mapping[str, str], now: Mapping[str, str], done: int) -> Iterator[str]:

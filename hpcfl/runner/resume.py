@@ -14,6 +14,7 @@ from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import JobError, StoreError
+from hpcfl.io import regular
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job.schema import Job
@@ -22,6 +23,7 @@ from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import (
+    BEST,
     Checkpoint,
     check_files,
     check_run_files,
@@ -94,8 +96,10 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     with raise_collectively(comm):
         session.run_files = newest.run_files
         session.components = _with_initial_model(components, folder, newest)
-        if comm.rank == 0 and rounds(folder.checkpoints) == retained_rounds:
-            session.prune_stores(retained_folders)  # makes room, if this start is to copy states
+        if comm.rank == 0:
+            session.open()
+            if rounds(folder.checkpoints) == retained_rounds:
+                session.prune_stores(retained_folders)  # makes room, if this start copies states
     session.open_store()
     with raise_collectively(comm):
         session.restore_states(newest, retained_folders)
@@ -245,9 +249,9 @@ def _rewind(
     """
     folder = session.folder
     delete_newer(folder.checkpoints, newest.round)
-    if folder.job.read_bytes() != job:
+    if regular.read(folder.job) != job:
         write_file(folder.job, job, advice=STANDS)
     session.prune_stores(list(retained_folders))
     truncate_log(folder.log, newest.log)
-    session.best.restore(newest.best)
+    session.best.restore(newest.best, newest.folder / BEST)
     folder.hold_open()

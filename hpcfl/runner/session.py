@@ -5,7 +5,7 @@ The engine calls it between rounds: it implements ``hpcfl.engine.run.RunHooks``.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -96,9 +96,10 @@ class RankSession:
         """Random, the same on every rank; it names segments and the entry in the history."""
         with raise_collectively(comm):
             self.owner: IntArray = assign_owners([len(own) for own in components.rows], comm.size)
-        self.best = Best(folder.best)
+        self.best = Best()
         self.run_files: Mapping[str, int] = {}
         """The crc32 of the files of the folder that no round changes; on rank 0."""
+        self._earlier_sessions: Collection[str] = ()
         self._store: ClientStore | None = None
         self._outputs: _Outputs | None = None
         self._pending: PendingCheckpoint | None = None
@@ -180,9 +181,18 @@ class RankSession:
         """The simulated schedule of all rounds."""
         return simulate_schedule(self.components, self.comm.size)
 
+    def open(self) -> None:
+        """Add this start to the history, before it writes client states; on rank 0 alone.
+
+        Raises:
+            StoreError: the history is damaged, or cannot be written.
+        """
+        self._earlier_sessions = self.folder.open_session(self.session_id)
+
     def prune_stores(self, retained_folders: list[Path]) -> None:
         """Delete the segments of earlier starts that no checkpoint needs; on rank 0 alone."""
-        row_tables.prune(self.folder.stores, row_tables.named(retained_folders), self.session_id)
+        keep = row_tables.named(retained_folders)
+        row_tables.prune(self.folder.stores, keep, self._earlier_sessions)
 
     def require_in_place(self) -> None:
         """Check, on this rank, that the files and folders that a resume needs are still there.

@@ -263,6 +263,7 @@ def _fetch_files(
         JobError, DataError: one cannot be fetched or written.
     """
     loaded.job.log.check()
+    folder.refuse_foreign()
     if kept_files is not None:
         kept_files.write(folder)
     fetch_data(loaded)
@@ -297,7 +298,7 @@ def start_fresh(session: RankSession) -> StartPoint:
             buffers.write(folder.buffers, components.buffers)
             # A start that died before its first checkpoint may have left files.
             truncate_log(folder.log, NOTHING)
-            session.best.restore(None)
+            session.open()
             session.prune_stores([])
             session.require_disk_space()
             folder.hold_open()

@@ -13,6 +13,7 @@ from types import ModuleType
 from torch import nn
 
 from hpcfl.errors import DiskError, StoreError, is_of_user
+from hpcfl.io import regular
 from hpcfl.io.code_file import digest_of, find_object
 from hpcfl.job.schema import Job
 from hpcfl.models.base import ModelConfig
@@ -48,7 +49,7 @@ def _digests(modules: Iterable[str]) -> dict[str, str]:
         file = Path(getattr(module, "__file__", None) or "")
         if module is None or name in found or not (is_of_user(file) and file.is_file()):
             continue
-        content = file.read_bytes()
+        content = regular.read(file)
         found[name] = digest_of(content)
         waiting += _imports(content, module)
     return dict(sorted(found.items()))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfl.errors import DiskError, JobError
+from hpcfl.io import regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.record import read_run, with_history
@@ -64,7 +65,7 @@ class RunProcess:
         self._stop_requested_s: float | None = None  # until the signal was sent
         self._command = [sys.executable, "-m", "hpcfl", *command]
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
-        with write_errors(self.log), self.log.open("ab") as log:
+        with write_errors(self.log), regular.open_append(self.log) as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: S603
                 [*launcher, *self._command],
@@ -126,7 +127,7 @@ class RunProcess:
         """The last error in its output, else the last line; empty if it printed nothing."""
         if not self.log.exists():
             return ""
-        with self.log.open("rb") as log:
+        with regular.open_binary(self.log) as log:
             log.seek(self._log_start)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
         errors = [line for line in lines if _ERROR.match(line)]
@@ -183,7 +184,7 @@ def _size(path: Path) -> int:
 def _newest_round(log: Path) -> int | None:
     """The round of the last whole line of log.jsonl; None where none can be read."""
     try:
-        with log.open("rb") as file:
+        with regular.open_binary(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             return int(json.loads(file.read().split(b"\n")[-2])["round"])
     except (

@@ -12,6 +12,7 @@ from typing import IO, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from hpcfl.io import regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.progress import has_bars, until_unread
 from hpcfl.run_dir.sweep_log import completion, log_line
@@ -33,7 +34,7 @@ class SweepProgress:
         self._console = Console(file=until_unread(sys.stderr if stream is None else stream))
         self._path = log
         with self._opened() as file:
-            file.write(completion(log, log.read_bytes()))
+            file.write(completion(log, regular.read(log)))
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -65,7 +66,7 @@ class SweepProgress:
         Raises:
             DiskError: the disk is full or fails.
         """
-        with write_errors(self._path), FileIO(self._path, "a") as file:
+        with write_errors(self._path), regular.open_append(self._path) as file:
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield file

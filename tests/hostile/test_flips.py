@@ -30,6 +30,7 @@ from hpcfl.models import MODELS
 from hpcfl.monitor import facts, status, watch
 from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.export import export
 from hpcfl.runner.start import start
 from hpcfl.sweep.grid import read_sweep
@@ -134,7 +135,11 @@ class Subject:
         self.files = [
             path
             for path in sorted(self.root.rglob("*"))
-            if path.is_file() and path.stat().st_size and "events" not in path.parts
+            if path.is_file()
+            and path.stat().st_size
+            and "events" not in path.parts
+            # The sweep writes the job of a run anew when it starts it.
+            and not (path.parent == self.root and path.suffix == ".yaml" and kind is sweep)
         ]
         self.commands = [self.status, self.report, self.watch]
         if kind is sweep:
@@ -199,7 +204,7 @@ class Subject:
         shutil.copytree(self.root, copy)
         hpcfl.resume(copy, [f"rounds={ROUNDS + 1}"], verify=verify)
         left = outcome(RunDir(copy))
-        best = (copy / "best.safetensors").read_bytes()
+        best = committed(copy / "checkpoints")[-1].best
         arrays = {name: value.tobytes() for name, value in left.arrays.items()}
         return arrays, left.log, best
 

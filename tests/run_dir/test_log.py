@@ -2,11 +2,12 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from hpcfl.errors import DiskError, StoreError
-from hpcfl.run_dir import log as runlog
+from hpcfl.io import atomic
 from hpcfl.run_dir import manifest
 from hpcfl.run_dir.log import NOTHING, RunLog, require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import Checkpoint, prune
@@ -58,23 +59,24 @@ def test_a_log_that_cannot_be_opened_read_or_cut(tmp_path, monkeypatch):
     truncate_log(path, NOTHING)  # there is none yet
     path.mkdir()
     with pytest.raises(
-        StoreError, match=r"log\.jsonl: cannot be written: Is a directory; the last"
+        StoreError, match=r"log\.jsonl: cannot be written: it is a directory, expected a file"
     ):
         RunLog(path)
     with pytest.raises(
-        StoreError, match=r"log\.jsonl: cannot be read: Is a directory; put the log"
+        StoreError, match=r"log\.jsonl: cannot be read: it is a directory, expected a file; put"
     ):
         require_log_prefix(path, NOTHING)
     path.rmdir()
     path.write_text("{}\n")
-    monkeypatch.setattr(runlog.os, "truncate", fail)
-    with pytest.raises(DiskError, match=r"log\.jsonl: cannot be written: Read-only file system"):
+    monkeypatch.setattr(atomic.os, "fsync", fail)
+    with pytest.raises(DiskError, match=r"log\.jsonl: cannot write 0 bytes: Read-only file system"):
         truncate_log(path, NOTHING)
 
 
 def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
     (tmp_path / "00000004").mkdir()
-    monkeypatch.setattr(manifest.shutil, "rmtree", fail)
+    (tmp_path / "00000004" / manifest.SERVER).touch()
+    monkeypatch.setattr(Path, "unlink", fail)
     with pytest.raises(DiskError, match=r"cannot be written: Read-only file system; the last"):
         prune(tmp_path)
     found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {manifest.BEST: 0}, {}, {})

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hpcfl.io import regular
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.sweep import process as spawn
 from hpcfl.sweep.resources import Process, process_tree
@@ -141,6 +141,7 @@ def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
 def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
     folder, run = sleeper
     folder.history.unlink()
+    folder.log.unlink()
     assert hpcfl("run", job, "--out", folder.root).code == 0
     assert run.result().startswith("4 rounds, accuracy ")
     folder.log.write_text("{broken\n")
@@ -151,21 +152,23 @@ def test_a_finished_run_on_a_disk_that_fails_is_told(sleeper, job, hpcfl, monkey
     """The other runs of the sweep go on."""
     folder, run = sleeper
     folder.history.unlink()
+    folder.log.unlink()
     assert hpcfl("run", job, "--out", folder.root).code == 0
-    whole = Path.open
+    whole = regular.open_fd
 
     def fail(path, *arguments, **options):
         if path == folder.log:
             raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(path))
         return whole(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(regular, "open_fd", fail)
     assert run.result().startswith(f"but {folder.log}: cannot be read: Input/output error")
 
 
 def test_a_run_that_diverged_to_finite_numbers_is_told(sleeper, job, arrays, hpcfl):
     folder, run = sleeper
     folder.history.unlink()
+    folder.log.unlink()
     arrays(x=1e5 * np.random.default_rng(0).standard_normal((40, 3)), x_test=None, y_test=None)
     assert hpcfl("run", job, "local.lr=1000", "--out", folder.root).code == 0
     assert run.result().startswith("4 rounds, diverged, ")

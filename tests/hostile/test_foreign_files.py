@@ -1,0 +1,163 @@
+"""Nothing outside a run's directory is written or deleted, and nothing in it that no run made.
+
+Every file and folder of a run in turn is replaced by something else, and every command is tried.
+Each is refused in one line, or follows what it found; what is foreign stays as it was.
+"""
+
+import os
+import shutil
+import signal
+from contextlib import contextmanager
+
+import pytest
+import yaml
+
+import hpcfl as api
+from hpcfl.run_dir.manifest import committed
+from tests.parallel.outcome import outcome
+from tests.rundirs import segment, sessions, starts
+
+NEWEST = "checkpoints/00000004"
+NAMES = (
+    *("job.yaml", "history.jsonl", "log.jsonl", "initial.npy", "branches.json", "lock"),
+    *("buffers.safetensors", "tracker.json", "events", "kept", "ranks", "ranks/0123abcd"),
+    *("checkpoints", NEWEST, f"{NEWEST}/manifest.json", f"{NEWEST}/server.safetensors"),
+    *(f"{NEWEST}/rows-0000.npz", f"{NEWEST}/best.safetensors", "stores", "stores/SEGMENT"),
+    "checkpoints/00000005",
+)
+PARTS = ("job.yaml.part", "log.jsonl.part", "history.jsonl.part", "initial.npy.part")
+COMMANDS = {
+    "run": ["run", "JOB", "--out", "RUN"],
+    "continue": ["run", "JOB", "rounds=5", "--continue", "--out", "RUN"],
+    "resume": ["resume", "RUN", "rounds=5"],
+    "copy": ["resume", "RUN", "rounds=5", "--out", "COPY"],
+    "status": ["status", "RUN"],
+    "report": ["report", "RUN", "--format", "csv"],
+    "export": ["export", "RUN", "--clients", "-o", "OUT"],
+    "best": ["export", "RUN", "--best", "-o", "OUT"],
+    "sweep": ["sweep", "SWEEP", "--out", "RUNS"],
+}
+LIMIT_S = 5  # for a command that takes less than one second
+
+
+def link_to_file(path, foreign):
+    path.symlink_to(foreign / "file")
+
+
+def link_to_folder(path, foreign):
+    path.symlink_to(foreign / "folder")
+
+
+def hard_link(path, foreign):
+    os.link(foreign / "file", path)
+
+
+def fifo(path, foreign):
+    os.mkfifo(path)
+
+
+def device(path, foreign):
+    path.symlink_to("/dev/zero")
+
+
+def folder(path, foreign):
+    path.mkdir()
+    (path / "theirs").write_text("theirs")
+
+
+def file(path, foreign):
+    path.write_text("theirs")
+
+
+LINKS = (link_to_file, link_to_folder, hard_link, device)
+KINDS = (*LINKS, fifo, folder, file)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A sweep of one finished run, whose clients have states, and which keeps its best model."""
+    root = tmp_path_factory.mktemp("original")
+    job = {
+        "data": {"kind": "quadratics"},
+        "model": {"name": "point"},
+        "algorithm": {"name": "fedhbm"},
+        "local": {"steps": 1, "lr": 0.1},
+        "rounds": 4,
+        "evaluate": {"every": 1, "best": True},
+        "checkpoint": {"every": 2, "keep": 2},
+        "cohort": {"kind": "uniform", "size": 1},
+        "log": {"tensorboard": False},
+    }
+    (root / "job.yaml").write_text(yaml.safe_dump(job))
+    (root / "sweep.yaml").write_text("job: job.yaml\ngrid: {seed: [0]}\n")
+    api.run(root / "job.yaml", out=root / "runs/seed0")
+    return root
+
+
+@contextmanager
+def limited():
+    """Fail where the block waits for ever."""
+
+    def expired(*_):
+        raise TimeoutError(f"no end after {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def content(path):
+    """All that is below a folder."""
+    return {
+        entry.relative_to(path).as_posix(): entry.read_bytes() if entry.is_file() else None
+        for entry in sorted(path.rglob("*"))
+    }
+
+
+def kind_of(path):
+    """What lies at a path: where its link leads, its content, or its kind."""
+    found = path.lstat()
+    if path.is_symlink():
+        return os.readlink(path)
+    if path.is_dir():
+        return (path / "theirs").read_text()
+    return path.read_bytes() if path.is_file() else found.st_mode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("make", KINDS)
+def test_what_is_foreign_stays_as_it_was(original, tmp_path, hpcfl, make, command, own_process):
+    for name in NAMES + (PARTS if make in LINKS else ()):
+        place = tmp_path / name.replace("/", "-")
+        run, foreign = place / "runs/seed0", place / "foreign"
+        shutil.copytree(original, place)
+        (foreign / "folder").mkdir(parents=True)
+        (foreign / "folder/file").write_text("theirs")
+        (foreign / "file").write_text("theirs")
+        path = run / name.replace("SEGMENT", segment(run).name)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        path.parent.mkdir(exist_ok=True)
+        make(path, foreign)
+        before, placed = content(foreign), kind_of(path)
+
+        words = {"RUN": run, "RUNS": run.parent, "JOB": place / "job.yaml", "OUT": place / "x.npz"}
+        words |= {"SWEEP": place / "sweep.yaml", "COPY": place / "copy"}
+        with limited():
+            done = hpcfl(*(words.get(word, word) for word in COMMANDS[command]))
+
+        assert content(foreign) == before, (name, done.err)
+        if name not in PARTS:  # hpcfl's own names for files that it has not finished
+            assert kind_of(path) == placed, (name, done.err)
+        assert not any("Traceback" in line for line in done.err), (name, done.err)
+        if done.code:
+            assert "Error: " in done.err[-1], (name, done.err)
+            assert str(place) in done.err[-1], (name, done.err)
+        shutil.rmtree(place)
