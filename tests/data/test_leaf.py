@@ -70,9 +70,9 @@ def test_femnist(femnist):
     inputs = dataset.transform(dataset.train.inputs, torch.float64, None)
     assert inputs.shape == (4, 1, 28, 28)
     assert inputs[0].flatten().tolist() == images([0])[0][0]
-    assert [len(rows) for rows in partition_examples(config, dataset, 0)] == [2, 1, 1]
+    assert [len(rows) for rows in partition_examples(config, dataset, 0).rows] == [2, 1, 1]
     iid = Leaf(root=str(femnist), partition=Iid(), clients=2)
-    assert [len(rows) for rows in partition_examples(iid, dataset, 0)] == [2, 2]
+    assert [len(rows) for rows in partition_examples(iid, dataset, 0).rows] == [2, 2]
 
 
 def test_flat_images(femnist):
