@@ -106,6 +106,15 @@ def test_vectors(tmp_path):
     assert Leaf(root=str(tmp_path), examples="vectors", classes=9).load(0).classes == 9
 
 
+def test_labels_that_are_written_as_floats(tmp_path):
+    """As the published files of LEAF's and FedProx's Synthetic have them."""
+    for part in ("train", "test"):
+        write(tmp_path, part, "a.json", {"u": ([[0.5], [1.5]], [4.0, 0.0])})
+    dataset = Leaf(root=str(tmp_path), examples="vectors").load(0)
+    assert (dataset.train.labels.tolist(), dataset.classes) == ([4, 0], 5)
+    assert dataset.train.labels.dtype == torch.int64
+
+
 def test_vectors_whose_labels_count_from_one(tmp_path):
     write(tmp_path, "train", "a.json", {"a": ([[0.5, -2], [1, 3]], [1, 2])})
     write(tmp_path, "test", "a.json", {"a": ([[1.5, 2]], [2])})
@@ -264,6 +273,7 @@ def own(x, y, count=None):
         (own(X, [3, 62]), "user 'a': the label of row 1 is 62, expected 0 to 61"),
         (own(X, [3, -1]), "user 'a': the label of row 1 is -1, expected 0 to 61"),
         (own(X, [3, 1.5]), "the label of row 1 is 1.5, expected an integer"),
+        (own(X, [float("inf"), 1]), "the label of row 0 is inf, expected an integer"),
         (own(X, [True, 1]), "the label of row 0 is True, expected an integer"),
         (own(X, ["a", 1]), "the label of row 0 is 'a', expected an integer"),
     ],
