@@ -218,7 +218,7 @@ def test_missing_and_damaged_images_are_listed(spoilt):
     train, test = (spoilt / "landmarks-user-160k" / n for n in ("federated_train.csv", "test.csv"))
     assert [line.partition(": ")[0] for line in lines] == [f"{train}:3", f"{train}:9", f"{test}:3"]
     for line, number, why in zip(
-        lines, (1, 7, 101), ("No such", "runcated", "no JPEG or PNG"), strict=True
+        lines, (1, 7, 101), ("No such", "runcated", "no JPEG, PNG"), strict=True
     ):
         assert str(landmark(spoilt, number).relative_to(spoilt)) in line
         assert why in line

@@ -170,6 +170,14 @@ def png(root):
     return _picture(root, "png")
 
 
+def tiff(root):
+    return _picture(root, "tif")
+
+
+def webp(root):
+    return _picture(root, "webp")
+
+
 def _archive(root, name):
     path, out = root / name, root / "out"
     with tarfile.open(path, f"w:{path.suffix[1:]}") as tar:
@@ -233,8 +241,8 @@ def npy(root):
 
 PLAIN = [
     *(arrays, packed_arrays, split, cifar, idx, packed_idx, leaf, packed_leaf, concrete, table),
-    *(words, posts, packed_posts, jpeg, png, tar_gz, tar_bz2, replay, safetensors, pth, old_pth),
-    npy,
+    *(words, posts, packed_posts, jpeg, png, tiff, webp, tar_gz, tar_bz2, replay, safetensors),
+    *(pth, old_pth, npy),
 ]
 
 
