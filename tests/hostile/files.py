@@ -239,9 +239,10 @@ def npy(root):
     return _weights(root, "w.npy", lambda model, path: np.save(path, np.arange(8.0)))
 
 
+PICTURES = [jpeg, png, tiff, webp]  # read here, from their bytes
 PLAIN = [
     *(arrays, packed_arrays, split, cifar, idx, packed_idx, leaf, packed_leaf, concrete, table),
-    *(words, posts, packed_posts, jpeg, png, tiff, webp, tar_gz, tar_bz2, replay, safetensors),
+    *(words, posts, packed_posts, *PICTURES, tar_gz, tar_bz2, replay, safetensors),
     *(pth, old_pth, npy),
 ]
 
