@@ -134,7 +134,7 @@ def show_partition(loaded: LoadedJob, plot: Path | None, size: FigureSize | None
         plot_partition(counts, plot, size)
     partition = effective_partition(job.data, dataset)
     heading = f"partition: {_setting(partition)}{_other_form(partition, dataset.classes)}\n"
-    heading += "".join(f"note: {note}\n" for note in dataset.notes)
+    heading += "".join(f"note: {note}\n" for note in (*dataset.notes, *split.notes))
     heading += f"not trained on: {split.note}\n" if split.note else ""
     heading += f"{_kept_clients(split.kept_clients, len(rows))}\n" if split.kept_clients else ""
     sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
@@ -160,7 +160,10 @@ def _other_form(partition: Partition, classes: int | None) -> str:
         if partition.form == "prior"
         else ("prior", partition.alpha * classes)
     )
-    return f"; with {classes} equally frequent classes the same as form {form}, alpha {alpha:g}"
+    return (
+        f"; with {classes} equally frequent classes the same as form {form}, alpha {alpha:g}, "
+        f"order {partition.effective_order}"
+    )
 
 
 def count_classes(dataset: Dataset, rows: Iterable[ExampleRows]) -> IntArray:

@@ -11,6 +11,7 @@ from pydantic import Discriminator
 
 from hpcfl.errors import JobError
 from hpcfl.io.files import parse_json, read_error
+from hpcfl.io.regular import read
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Fraction, IntArray, PathText, Section
 
@@ -104,7 +105,7 @@ class Replay(Section):
         if self.path is None:
             return self.rounds or ()
         try:
-            lists: Any = parse_json(Path(self.path).read_bytes())
+            lists: Any = parse_json(read(Path(self.path)))
         except (OSError, ValueError) as e:
             message = f"cohort.path: {self.path}: cannot be read as JSON: {e}"
             raise read_error(e, message, JobError) from e

@@ -18,6 +18,7 @@ from hpcfl.data.download import PublishedFile, Track, provide
 from hpcfl.errors import DataError, disk_errors
 from hpcfl.io.files import read_error
 from hpcfl.io.lock import locked
+from hpcfl.io.regular import check_regular, open_write
 
 _DAMAGED = (
     ArithmeticError,
@@ -128,6 +129,7 @@ Content = Callable[[], Any]  # opens a member for reading
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterable[tuple[str, Content]]]:
     """The regular files of an archive, in its order: names, and functions that open them."""
+    check_regular(path)
     if is_zipfile(path):
         with ZipFile(path) as bag:
             files = (info for info in bag.infolist() if not info.is_dir())
@@ -148,6 +150,6 @@ def _write(path: Path, content: Content) -> None:
     """Write PATH.part, which is renamed to PATH when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    with content() as source, part.open("wb") as out:
+    with content() as source, open_write(part) as out:
         copyfileobj(source, out)
     part.replace(path)

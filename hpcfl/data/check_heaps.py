@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
+from hpcfl.io.regular import open_binary
 from hpcfl.types import IntArray
 
 _SIGNATURE = b"GCOL\x01"
@@ -38,7 +39,8 @@ def check_heaps(path: Path) -> None:
 def _check(path: Path, size: int, changed: int) -> None:
     if size < _HEADER:
         return
-    content = np.memmap(path, np.uint8, "r")
+    with open_binary(path) as file:
+        content = np.memmap(file, np.uint8, "r")
     for begin in range(0, size, _BLOCK):
         block = content[begin : begin + _BLOCK + len(_SIGNATURE) - 1].tobytes()
         starts, at = [], block.find(_SIGNATURE)

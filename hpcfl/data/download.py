@@ -1,6 +1,7 @@
 """Download files of a data set's publisher, and check files that are there."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from urllib.request import Request, urlopen
 from hpcfl.errors import DataError, DiskError, is_disk_failure
 from hpcfl.io.files import read_error
 from hpcfl.io.lock import locked
+from hpcfl.io.regular import open_binary, open_fd
 
 T = TypeVar("T")
 _BLOCK = 1 << 20  # bytes read at a time
@@ -109,7 +111,7 @@ def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
     """Read a file and compare its checksum by this algorithm of ``hashlib``."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             blocks = iter(lambda: file.read(_BLOCK), b"")
             for block in track(blocks, f"checking {path.name}", -(-path.stat().st_size // _BLOCK)):
                 digest.update(block)
@@ -157,7 +159,8 @@ def _append(part: Path, file: PublishedFile, track: Track) -> int | None:
         if answer.status != 206:  # the server sends the file from its start
             begun = 0
         left = _number(answer.headers.get("Content-Length", ""))
-        with part.open("ab" if begun else "wb") as out:
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if begun else os.O_TRUNC)
+        with os.fdopen(open_fd(part, flags), "wb") as out:
             blocks = iter(lambda: _received(answer), b"")
             steps = None if left is None else -(-left // _BLOCK)
             for block in track(blocks, f"fetching {file.name}", steps):

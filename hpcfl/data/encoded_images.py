@@ -1,11 +1,13 @@
-"""JPEG and PNG images: shrink them once before packing, decode them for training.
+"""Encoded images: shrink them once before packing, decode them for training.
 
-Orientation tags are ignored, as by the usual loaders of these data sets.  Transparent images are
-composed over white.  Grey images of more than 8 bits would lose bits, so they count as damaged.
+Whatever data set they are of, palettes and inks (CMYK) become red, green and blue, transparent
+images are composed over white, and orientation tags are ignored, as by the usual loaders of these
+data sets.  Images of more than 8 bits a channel would lose bits, so they count as damaged.
 """
 
 import struct
 from io import BytesIO
+from typing import Literal
 from zlib import error as ZlibError
 
 import numpy as np
@@ -13,7 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 QUALITY = 90  # of the JPEG of a shrunk image
-_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK"}  # Pillow's, with 8 bits a channel at most
+_FORMATS = ("JPEG", "PNG", "TIFF", "WEBP")
+_GREY = {"1", "L", "LA"}  # Pillow's modes
+_MODES = {*_GREY, "P", "RGB", "RGBA", "CMYK"}  # with 8 bits a channel at most
 DAMAGED = (
     OSError,
     SyntaxError,
@@ -58,15 +62,32 @@ def pixels(content: bytes, side: int | None = None) -> NDArray[np.uint8]:
         return np.asarray(in_colour(image) if side is None else _square(image, side))
 
 
+def grey_or_colour(content: bytes, mode: Literal["L", "RGB"] | None = None) -> NDArray[np.uint8]:
+    """All of an image, [H, W, 1] if it is grey, else [H, W, 3].
+
+    Args:
+        content: the file.
+        mode: L makes every image grey, RGB none; None: as it is.
+
+    Raises:
+        DAMAGED: it cannot be decoded.
+    """
+    with _opened(content) as image:
+        found = in_colour(image)
+        if mode == "L" or (mode is None and image.mode in _GREY):
+            return np.asarray(found.convert("L"))[..., None]
+        return np.asarray(found)
+
+
 def reason(error: Exception) -> str:
     """Why a file could not be read, without its name."""
     if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
-        return "it is no JPEG or PNG"
+        return "it is no JPEG, PNG, TIFF or WebP"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _opened(content: bytes) -> Image.Image:
-    image = Image.open(BytesIO(content), formats=("JPEG", "PNG"))
+    image = Image.open(BytesIO(content), formats=_FORMATS)
     if image.mode not in _MODES:
         raise ValueError(f"its pixels are {image.mode}, expected 8 bits a channel")
     return image

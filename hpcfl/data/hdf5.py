@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hpcfl.data.check_heaps import check_heaps
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error, refuse_large_file
+from hpcfl.io.regular import check_regular
 
 _DEFLATE = 1032  # the most that HDF5's usual compression can save
 
@@ -28,6 +29,7 @@ def opened(path: Path) -> Iterator[Any]:
     if not path.exists():
         raise DataError(f"{path}: there is no such file; `hpcfl data prepare` says where to get it")
     try:
+        check_regular(path)
         with h5py.File(path, "r", locking=False) as file:
             yield file
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError) as error:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
+from hpcfl.io.regular import open_binary
 
 _BYTES = 0x08  # IDX's name of unsigned bytes
 _MOST = 1 << 30  # bytes; the largest published file, of EMNIST, has half of it
@@ -27,7 +28,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """
     place = idx_place(path)
     try:
-        with place.open("rb") if place is path else gzip.open(place) as file:
+        with open_binary(place) as raw, raw if place is path else gzip.open(raw) as file:
             content = file.read(_MOST)
     except (OSError, EOFError, ZlibError) as error:
         message = f"{place}: not a readable IDX file: {error}"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hpcfl.data.hdf5 import attribute, opened, strings
 from hpcfl.data.source_fingerprint import Stamp, require_same_sources, source_fingerprint, stamp
 from hpcfl.errors import DataError, disk_errors
+from hpcfl.io.regular import read
 
 
 class Photo(NamedTuple):
@@ -116,4 +117,4 @@ def read_image(path: Path) -> bytes:
         DiskError: the disk fails: no fault of this image, and others would fail too.
     """
     with disk_errors(path):
-        return path.read_bytes()
+        return read(path)

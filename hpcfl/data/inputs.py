@@ -8,6 +8,7 @@ from threading import Event
 
 from hpcfl.data.hdf5 import extents
 from hpcfl.errors import DataError, file_error
+from hpcfl.io.regular import open_binary
 
 LARGE = 2 << 30
 """Bytes up to which a prepared file, too, is digested as a whole."""
@@ -50,7 +51,7 @@ class InputFile:
             found = hashlib.sha256()
             if skipped:
                 found.update(repr((size, skipped)).encode())
-            with self.path.open("rb", buffering=0) as file:
+            with open_binary(self.path, buffering=False) as file:
                 buffer = memoryview(bytearray(_BLOCK))
                 for begin, end in _between(skipped, size):
                     file.seek(begin)

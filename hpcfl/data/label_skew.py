@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.data.partition import Classes, Dirichlet, DirichletPerClass, ExampleRows, Similarity
+from hpcfl.data.partition import (
+    Classes,
+    Dirichlet,
+    DirichletPerClass,
+    ExampleRows,
+    Shares,
+    Similarity,
+)
 from hpcfl.data.sizes import (
     MOST_DRAWS,
     cut,
@@ -18,6 +25,7 @@ from hpcfl.errors import JobError
 from hpcfl.types import IntArray
 
 LabelSkew = Dirichlet | DirichletPerClass | Classes | Similarity
+_MANY = 1 / 3  # of a client's examples; more that are of other classes than it drew get a note
 
 
 def divide_by_label(
@@ -26,8 +34,8 @@ def divide_by_label(
     labels: NDArray[Any],
     population: int,
     generator: np.random.Generator,
-) -> tuple[ExampleRows, ...]:
-    """The rows of each client.
+) -> Shares:
+    """Divide examples by their labels.
 
     Args:
         partition: how to divide them.
@@ -44,15 +52,15 @@ def divide_by_label(
         case Dirichlet(alpha=alpha) if alpha > 0:
             return _dirichlet(rows, own, partition, population, generator)
         case Dirichlet():
-            return cut(_sorted(rows, own), even_sizes(len(rows), population))
+            return Shares(cut(_sorted(rows, own), even_sizes(len(rows), population)))
         case DirichletPerClass():
-            return _dirichlet_per_class(rows, own, partition, population, generator)
+            return Shares(_dirichlet_per_class(rows, own, partition, population, generator))
         case Classes(form="shards"):
-            return _shards(_sorted(rows, own), partition.per_client, population, generator)
+            return Shares(_shards(_sorted(rows, own), partition.per_client, population, generator))
         case Classes():
-            return _exact_classes(rows, own, partition.per_client, population, generator)
+            return Shares(_exact_classes(rows, own, partition.per_client, population, generator))
         case Similarity():
-            return _similarity(rows, own, partition.percent, population)
+            return Shares(_similarity(rows, own, partition.percent, population))
 
 
 def _sorted(rows: ExampleRows, labels: NDArray[Any]) -> ExampleRows:
@@ -78,42 +86,114 @@ def _dirichlet(
     partition: Dirichlet,
     population: int,
     generator: np.random.Generator,
-) -> tuple[ExampleRows, ...]:
+) -> Shares:
     """Clients of equal sizes whose classes follow q ~ Dir(alpha p), or Dir(alpha, ..., alpha).
 
     p are the classes' frequencies, and so q's mean; in the symmetric form its mean is uniform.
 
-    Hsu et al. draw one example after the other from the client's q, without replacement, and
-    renormalise q when a class is exhausted.  Drawing many at once, and redrawing those that their
-    class could not give, has the same distribution.  A client whose q has no mass on the remaining
-    classes (a tiny alpha) draws in proportion to the remaining examples.
+    Every example is drawn from its client's q, without replacement; q is renormalised when a class
+    is exhausted.  A client whose q has no mass on the remaining classes (a tiny alpha) draws in
+    proportion to the remaining examples.
     """
     sizes = even_sizes(len(rows), population)
     classes, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
     by_class = rows[np.argsort(label, kind="stable")]
-    first = np.cumsum(counts) - counts
-    left = counts.copy()
     if partition.form == "prior":
         concentration = partition.alpha * counts / counts.sum()
     else:
         concentration = np.full(len(classes), partition.alpha)
-    proportions = generator.dirichlet(concentration, size=len(sizes))
-    clients = []
-    for size, q in zip(sizes, proportions, strict=True):
-        taken = np.zeros(len(classes), dtype=np.int64)
+    proportions = generator.dirichlet(concentration, size=population)
+    draw = _in_random_order if partition.effective_order == "random" else _client_by_client
+    taken, other = draw(proportions, sizes, counts, generator)
+    first = np.cumsum(counts) - counts
+    begin = first + np.cumsum(taken, axis=0) - taken
+    clients = [
+        np.sort(np.concatenate([by_class[b : b + n] for b, n in zip(*own, strict=True)]))
+        for own in zip(begin, taken, strict=True)
+    ]
+    return Shares(tuple(clients), _exhausted(other / sizes, partition))
+
+
+def _client_by_client(
+    proportions: NDArray[np.float64],
+    sizes: IntArray,
+    counts: IntArray,
+    generator: np.random.Generator,
+) -> tuple[IntArray, NDArray[np.float64]]:
+    """Serve one client after the other, as Hsu et al. do, from the rows q of ``proportions``.
+
+    Drawing many at once, and redrawing those that their class could not give, has the distribution
+    of single draws.
+
+    Returns:
+        [N, classes] examples of each client and class; [N] how many of each client's are of other
+        classes than it drew, as those had run out (expected).
+    """
+    left = counts.copy()
+    all_taken, other = [], []
+    for size, q in zip(sizes.tolist(), proportions, strict=True):
+        taken, followed = np.zeros(len(counts), dtype=np.int64), None
         while (missing := size - taken.sum()) > 0:
             mass = np.where(left > taken, q, 0.0)
-            if mass.sum() <= 0:
+            own = mass.sum()
+            if own <= 0:
                 mass = (left - taken).astype(np.float64)
             draw = generator.multinomial(missing, mass / mass.sum())
             taken = np.minimum(taken + draw, left)
-        chosen = np.flatnonzero(taken)
-        begin = (first + counts - left)[chosen]
-        end = begin + taken[chosen]
-        pieces = [by_class[b:e] for b, e in zip(begin, end, strict=True)]
-        clients.append(np.sort(np.concatenate(pieces)))
+            if followed is None:  # what is drawn later replaces examples that a class lacked
+                followed = own * taken.sum()
         left -= taken
-    return tuple(clients)
+        all_taken.append(taken)
+        other.append(size - (followed or 0.0))
+    return np.array(all_taken), np.array(other)
+
+
+def _in_random_order(
+    proportions: NDArray[np.float64],
+    sizes: IntArray,
+    counts: IntArray,
+    generator: np.random.Generator,
+) -> tuple[IntArray, NDArray[np.float64]]:
+    """Draw one example after the other, of clients in random order; see ``_client_by_client``.
+
+    FedDyn's code deals so: what runs out, runs out for all clients.
+    """
+    left = counts.copy()
+    taken = np.zeros(proportions.shape, dtype=np.int64)
+    other = np.zeros(len(sizes))
+    clients = generator.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    points = generator.random(len(clients))
+    for client, point in zip(clients.tolist(), points.tolist(), strict=True):
+        ends = np.cumsum(np.where(left > 0, proportions[client], 0.0))
+        other[client] += 1 - ends[-1]
+        if ends[-1] <= 0:
+            ends = np.cumsum(left.astype(np.float64))
+        # Rounding could make the product the last end itself, which is in no class.
+        place = min(point * ends[-1], np.nextafter(ends[-1], 0))
+        k = np.searchsorted(ends, place, side="right")
+        left[k] -= 1
+        taken[client, k] += 1
+    return taken, other
+
+
+def _exhausted(other: NDArray[np.float64], partition: Dirichlet) -> tuple[str, ...]:
+    """A line about clients with many examples of other classes than they drew.
+
+    Args:
+        other: [N], the share of such examples of each client.
+        partition: how they were drawn.
+    """
+    many = np.count_nonzero(other > _MANY)
+    if not many:
+        return ()
+    most = int(other.argmax())
+    random = partition.effective_order == "random"
+    cure = "" if random else "; with order: random all clients lack them alike"
+    return (
+        f"data.partition: classes ran out: {many} of {len(other)} clients hold other classes than "
+        f"they drew in more than a third of their examples, client {most} in "
+        f"{100 * other[most]:.0f} %{cure}",
+    )
 
 
 def _dirichlet_per_class(

@@ -29,6 +29,29 @@ def require_integers(where: str, labels: NDArray[Any], count: int) -> None:
         )
 
 
+def as_integers(where: str, values: NDArray[Any]) -> NDArray[Any]:
+    """One integer a row: the values themselves, or int64 where they are floats without fractions.
+
+    Args:
+        where: the file, and the values' name in it.
+        values: as they were read.
+
+    Raises:
+        DataError: they are not; it names the first row with a fraction.
+    """
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise DataError(
+            f"{where} is {values.dtype} of shape {values.shape}, expected one integer a row"
+        )
+    if values.dtype.kind != "f":
+        return values
+    whole = (np.abs(values) < 2**53) & (values == np.rint(values))
+    if not whole.all():
+        row = int(np.argmin(whole))
+        raise DataError(f"{where} of row {row} is {values[row]}, expected an integer")
+    return values.astype(np.int64)
+
+
 def count_of(
     where: str, labels: NDArray[Any], tests: NDArray[Any] | None, subtract: Callable[[int], str]
 ) -> int:

@@ -30,6 +30,7 @@ from hpcfl.data.packed import FORMAT
 from hpcfl.data.prepared_file import commit, new_image_file, preparation_errors
 from hpcfl.data.source_fingerprint import Stamp, source_fingerprint
 from hpcfl.errors import DataError
+from hpcfl.io.regular import open_binary, open_write
 
 CHUNK = 512  # images
 
@@ -157,7 +158,7 @@ def _make(chunk: Chunk) -> list[Fault]:
     # Under another name where images are at fault, so that the next call tries them again.
     path = chunk.path.with_suffix(".faulty.npz") if faults else chunk.path
     new = path.with_suffix(f".{os.getpid()}")
-    with new.open("wb") as file:
+    with open_write(new) as file:
         sizes = np.array([len(content) for content in contents])
         np.savez(file, bytes=np.frombuffer(b"".join(contents), np.uint8), sizes=sizes)
     commit(new, path)
@@ -171,7 +172,7 @@ def _file(chunk: Chunk) -> Path:
 
 def _read(chunk: Chunk, name: str) -> NDArray[Any]:
     """One array of a chunk's file."""
-    with np.load(_file(chunk)) as file:
+    with open_binary(_file(chunk)) as content, np.load(content) as file:
         array: NDArray[Any] = file[name]
     return array
 

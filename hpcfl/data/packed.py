@@ -28,6 +28,7 @@ from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, opened, strings
 from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import DataError
+from hpcfl.io.regular import open_binary
 from hpcfl.types import Examples, IntArray
 
 FORMAT = 3  # 2 kept texts where HDF5 has no checksum
@@ -135,7 +136,8 @@ def mapped(
         raise DataError(f"{path}: {name} is no contiguous {np.dtype(dtype)} array of this file")
     if at + found.nbytes > path.stat().st_size:
         raise DataError(f"{path}: {name} reaches beyond the end of the file: it was cut off")
-    return np.memmap(path, dtype, "c", at, found.shape)
+    with open_binary(path) as content:
+        return np.memmap(content, dtype, "c", at, found.shape)
 
 
 def checked_labels(path: Path, name: str, labels: IntArray, classes: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, overload
+from typing import Annotated, Literal, NamedTuple, overload
 
 import numpy as np
 from annotated_types import Interval
@@ -73,6 +73,15 @@ def bytes_of(clients: Sequence[ExampleRows]) -> int:
     )
 
 
+class Shares(NamedTuple):
+    """A division of training examples."""
+
+    rows: Sequence[ExampleRows]
+    """The rows of each client."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Iid(Section):
     """Shuffle, then divide into equal shares (sizes differ by one at most)."""
@@ -95,8 +104,18 @@ class Dirichlet(Section):
     """Prior: q ~ Dir(alpha p), p the classes' frequencies (Hsu et al., 2019); symmetric:
     q ~ Dir(alpha, ..., alpha) (FedCM, appendix C.1). With ten equal classes alpha 0.06 of the
     symmetric form is alpha 0.6 of the other."""
+    order: Literal["random", "clients"] | None = None
+    """The order in which examples are dealt, which matters as classes run out. Random: the next one
+    goes to a random client that is not full, as in FedDyn's code; clients: client 0 gets all of
+    its own first, then client 1, and so on, and the last ones what is left. When absent, random of
+    form symmetric, clients of form prior. No effect with alpha 0."""
     seed: Seed | None = None
     """The seed of the split; the job's when absent."""
+
+    @property
+    def effective_order(self) -> Literal["random", "clients"]:
+        """``order``, or that of the form."""
+        return self.order or ("random" if self.form == "symmetric" else "clients")
 
 
 @dataclass(frozen=True, kw_only=True)

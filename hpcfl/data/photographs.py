@@ -112,7 +112,7 @@ class Photos(DataConfig):
 
     def read(self) -> Contents:
         """Memory-map the packed file."""
-        if not self.packed.is_file():
+        if not self.packed.exists():
             # The other keys say how training reads the file.
             own = changed_keys(self, ("size", "margin", "allow_missing", "subset", "images"))
             command = prepare_command(self.kind, self.root, own)

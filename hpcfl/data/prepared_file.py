@@ -14,6 +14,7 @@ import numpy as np
 from hpcfl.errors import DataError, file_error
 from hpcfl.io.atomic import remove_part
 from hpcfl.io.new_hdf5 import new_hdf5
+from hpcfl.io.regular import open_binary
 
 
 @contextmanager
@@ -56,6 +57,6 @@ def preparation_errors(path: Path) -> Iterator[None]:
 
 def commit(part: Path, path: Path) -> None:
     """Rename a closed file to ``path``, after its contents have reached the disk."""
-    with part.open("rb") as file:
+    with open_binary(part) as file:
         os.fsync(file.fileno())
     part.replace(path)

@@ -25,6 +25,7 @@ from hpcfl.data.partition import (
     Pooled,
     Quantity,
     RowRanges,
+    Shares,
     consecutive_rows,
     sizes_of,
 )
@@ -48,6 +49,8 @@ class Split(NamedTuple):
     """The number in the partition of each client that trains; None: all train."""
     kept_clients: int = 0
     """The number of clients that are kept for validation."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about the partition."""
 
     @property
     def note(self) -> str:
@@ -129,27 +132,27 @@ def split_examples(config: DataConfig, dataset: Dataset, seed: int) -> Split:
     Raises:
         JobError, DataError: see ``partition_examples``; or there is too little to hold out.
     """
-    rows, held = partition_examples(config, dataset, seed), None
+    (rows, notes), held = partition_examples(config, dataset, seed), None
     if config.holdout is not None:
         rows, held = hold_out(rows, config.holdout, seed)
     if config.validation is None:
-        return Split(rows, held, None, None)
+        return Split(rows, held, None, None, notes=notes)
     if not config.keeps_clients:
         own = seed if config.validation.seed is None else config.validation.seed
         rows, kept = hold_out(rows, config.validation.share, own, "validation")
-        return Split(rows, held, _sorted(kept), None)
+        return Split(rows, held, _sorted(kept), None, notes=notes)
     drawn = draw_validation_clients(config.validation, len(rows), seed)
     train = np.setdiff1d(np.arange(len(rows)), drawn)
     validation = _sorted([part[client] for part in (rows, held) if part for client in drawn])
     held = None if held is None else tuple(held[client] for client in train)
-    return Split(_of_clients(rows, train), held, validation, train, len(drawn))
+    return Split(_of_clients(rows, train), held, validation, train, len(drawn), notes)
 
 
 def _sorted(parts: Sequence[ExampleRows]) -> ExampleRows:
     return np.sort(np.concatenate(parts))
 
 
-def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Sequence[ExampleRows]:
+def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Shares:
     """The rows of each client, none empty, no row twice.
 
     A partition that is not natural pools the natural clients' rows first.  Client k gets the k-th
@@ -165,12 +168,11 @@ def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Seque
         DataError: the file of a partition is missing or wrong.
     """
     natural, partition = dataset.natural, effective_partition(config, dataset)
-    clients: Sequence[ExampleRows]
     generator = stream(seed if partition.seed is None else partition.seed, "partition")
     if isinstance(partition, Natural):
-        clients = _natural(natural, config.clients, generator)
+        shares = Shares(_natural(natural, config.clients, generator))
     elif isinstance(partition, File):
-        clients = _file(partition, config.clients, len(dataset.train.labels))
+        shares = Shares(_file(partition, config.clients, len(dataset.train.labels)))
     else:
         pool = np.arange(len(dataset.train.labels)) if natural is None else _pooled(natural)
         default = None if natural is None else len(natural)
@@ -182,11 +184,11 @@ def partition_examples(config: DataConfig, dataset: Dataset, seed: int) -> Seque
                 f"data.clients: {population} clients, but only {len(pool)} training examples: "
                 f"client {len(pool)} would have none; ask for fewer"
             )
-        clients = _shares(partition, dataset, pool, population, generator)
-    empty = np.flatnonzero(sizes_of(clients) == 0)
+        shares = _divide(partition, dataset, pool, population, generator)
+    empty = np.flatnonzero(sizes_of(shares.rows) == 0)
     if len(empty):
-        raise DataError(f"data.partition: client {empty[0]} of {len(clients)} has no example")
-    return clients
+        raise DataError(f"data.partition: client {empty[0]} of {len(shares.rows)} has no example")
+    return shares
 
 
 def keep_natural_clients(config: DataConfig, dataset: Dataset, seed: int) -> Dataset:
@@ -271,17 +273,17 @@ def _pooled(clients: Sequence[ExampleRows]) -> ExampleRows:
     return pool
 
 
-def _shares(
+def _divide(
     partition: Iid | Quantity | LabelSkew | Pooled,
     dataset: Dataset,
     pool: ExampleRows,
     population: int,
     generator: np.random.Generator,
-) -> tuple[ExampleRows, ...]:
+) -> Shares:
     """Divide the pool by ``partition``."""
     if isinstance(partition, Pooled):
         pool.sort()
-        return (pool,)
+        return Shares((pool,))
     shuffled = generator.permutation(pool)
     sizes = even_sizes(len(pool), population)
     if isinstance(partition, Iid):
@@ -293,9 +295,10 @@ def _shares(
                     f"{needed} training examples, the data has {len(pool)}"
                 )
             sizes = np.full(population, partition.examples)
-        return cut(shuffled, sizes)
+        return Shares(cut(shuffled, sizes))
     if isinstance(partition, Quantity):
-        return cut(shuffled, quantity_sizes(partition, len(pool), population, generator))
+        sizes = quantity_sizes(partition, len(pool), population, generator)
+        return Shares(cut(shuffled, sizes))
     labels = _labels(dataset, partition)
     return divide_by_label(partition, shuffled, labels, population, generator)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
+from hpcfl.io.regular import open_text
 
 
 class Row(NamedTuple):
@@ -30,7 +31,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             values.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_text(path, "utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             if absent := [name for name in columns if name not in header]:

@@ -32,6 +32,7 @@ from hpcfl.data.vocabulary import Vocabulary, last_tokens
 from hpcfl.errors import DataError, file_error
 from hpcfl.io.atomic import PART, remove_part, sync_folder
 from hpcfl.io.new_hdf5 import new_hdf5
+from hpcfl.io.regular import open_binary, open_fd
 from hpcfl.types import IntArray
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
@@ -109,7 +110,7 @@ def pack(
         contents = _Contents(attributes, vocabulary, length, sources)
         if not _can_resume(part, contents):
             _create(part, contents)
-        with part.open("r+b") as file:
+        with os.fdopen(open_fd(part, os.O_RDWR), "r+b") as file:
             for name in SPLITS:
                 _write_split(file, part, name, contents, track)
         part.replace(path)
@@ -301,7 +302,8 @@ def _array(
 
 def _mapped(path: Path, found: Any) -> Tensor:
     """A dataset as pages of the file, read from the disk when they are first used."""
-    array = np.memmap(path, found.dtype, "r", found.id.get_offset(), found.shape)
+    with open_binary(path) as content:
+        array = np.memmap(content, found.dtype, "r", found.id.get_offset(), found.shape)
     with warnings.catch_warnings():  # the tensor is only read
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error, refuse_large_file
+from hpcfl.io.regular import read
 
 _MOST = 1 << 28, 1 << 20  # bytes and instructions; CIFAR-100's largest file has half of the former
 _DAMAGED = (pickle.UnpicklingError, ArithmeticError, LookupError, OSError, TypeError, ValueError)
@@ -109,7 +110,7 @@ def unpickle(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST[0]:
             raise ValueError(f"more than {_MOST[0]} bytes")
-        content = _Reader(path).read(path.read_bytes())
+        content = _Reader(path).read(read(path))
     except _DAMAGED as error:
         reason = str(error) or type(error).__name__
         message = f"{path}: not a readable data file: {reason}"

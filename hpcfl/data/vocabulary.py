@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
+from hpcfl.io.regular import open_text
 from hpcfl.types import PAD
 
 _DIGITS = 18  # of a count, at most
@@ -53,7 +54,7 @@ class Vocabulary:
         words: dict[str, int] = {}
         before = ""
         try:
-            with path.open(encoding="utf-8") as file:
+            with open_text(path) as file:
                 for number, line in zip(range(1, size + 1), file, strict=False):
                     word, count = _counted(path, number, line)
                     if word in words or count > words.get(before, count):

@@ -20,6 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from hpcfl.errors import StoreError, file_error
+from hpcfl.io.regular import read
 
 KEPT = "kept"
 """The folder of a run directory with what no job file can hold: hpcfl.runner.objects."""
@@ -100,7 +101,7 @@ def read_kept(path: Path) -> bytes:
     except ValueError as e:
         raise StoreError(f"{path}: {e}") from e
     try:
-        content = path.read_bytes()
+        content = read(path)
     except OSError as e:
         message = f"{path}: cannot be read: {e.strerror or e}; put it back, the run needs it"
         raise file_error(e, message, StoreError) from e

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from hpcfl.errors import DataError, DiskError, HpcflError, StoreError, file_error
-from hpcfl.io import regular
 from hpcfl.io.memory import too_little_memory
+from hpcfl.io.regular import open_binary, read
 
 # The errors that numpy and zipfile raise for damaged files, found by flipping every byte of one.
 _DAMAGED = (
@@ -141,7 +141,7 @@ def read_bytes(path: Path, advice: str) -> bytes:
         FileNotFoundError: there is none.
     """
     try:
-        return regular.read(path)
+        return read(path)
     except FileNotFoundError:
         raise
     except OSError as e:
@@ -235,7 +235,7 @@ def _open(path: Path) -> Iterator[Any]:
     """
     try:
         # Opened here: ``np.load`` itself leaves a file with a broken archive open.
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             yield np.load(file, allow_pickle=False)
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error

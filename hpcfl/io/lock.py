@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from hpcfl.errors import DataError, file_error
+from hpcfl.io.regular import open_fd
 
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 """The errors of a file system without locks."""
@@ -90,7 +91,7 @@ def _take(lock: Path, wait: bool) -> int | None:
     while True:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+            fd = open_fd(lock, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if error.errno in _NOT_WRITABLE:
                 return None

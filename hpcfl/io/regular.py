@@ -8,9 +8,8 @@ with a missing file.
 import os
 import stat
 from errno import EINVAL, EISDIR, ELOOP
-from io import FileIO, TextIOWrapper
+from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import BinaryIO
 
 from rich.filesize import decimal
 
@@ -59,23 +58,41 @@ def open_fd(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int
     return fd
 
 
-def open_binary(path: Path, *, follow: bool = True, buffering: bool = True) -> BinaryIO:
+def open_binary(
+    path: Path, *, follow: bool = True, buffering: bool = True
+) -> BufferedReader | FileIO:
     """Open a regular file for reading bytes.
 
     Raises:
         OSError: see ``open_fd``.
     """
     fd = open_fd(path, follow=follow)
-    return os.fdopen(fd, "rb", buffering=-1 if buffering else 0)
+    return os.fdopen(fd, "rb") if buffering else FileIO(fd, "rb")
 
 
 def open_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -> TextIOWrapper:
     """Open a regular file for reading text.
 
     Raises:
+        OSError: see ``open_fd``; or it is larger than the free memory: all of a sparse file may be
+            one line.
+    """
+    fd = open_fd(path)
+    try:
+        refuse_larger_than_memory(path, os.fstat(fd).st_size)
+    except OSError:
+        os.close(fd)
+        raise
+    return os.fdopen(fd, "r", encoding=encoding, newline=newline)
+
+
+def open_write(path: Path) -> BufferedWriter:
+    """Open a regular file for writing bytes, new or emptied.
+
+    Raises:
         OSError: see ``open_fd``.
     """
-    return os.fdopen(open_fd(path), "r", encoding=encoding, newline=newline)
+    return os.fdopen(open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
 
 def open_append(path: Path) -> FileIO:

@@ -18,6 +18,7 @@ import yaml
 
 from hpcfl.errors import JobError, StoreError, file_error
 from hpcfl.io.code_file import KEPT, KeptName, kept_name
+from hpcfl.io.regular import open_binary
 
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
@@ -80,7 +81,7 @@ def read(path: str | Path) -> JobFile:
     try:
         if Path(path, "job.yaml").is_file():
             raise JobError(f"{path}: is the directory of a run; use `hpcfl resume {path}`")
-        raw = Path(path).read_bytes()
+        raw = _content(Path(path))
     except IsADirectoryError as e:
         raise JobError(
             f"{path}: is a directory, expected the file of a job or a sweep; name a file in it"
@@ -99,7 +100,7 @@ def read_resolved(path: Path) -> JobFile:
         JobError: it is no YAML mapping.
     """
     try:
-        raw = path.read_bytes()
+        raw = _content(path)
     except OSError as e:
         message = (
             f"{path}: cannot be read: {e.strerror or e}; put it back, it is the job of the run"
@@ -166,9 +167,17 @@ _PUT_BACK = (
 )
 
 
+def _content(path: Path) -> bytes:
+    """What a file holds; of one that is too large for a job a byte more than a job may have."""
+    with open_binary(path) as file:
+        return file.read(LARGEST_FILE + 1)
+
+
 def _parse(path: str | Path, raw: bytes) -> JobFile:
     if len(raw) > LARGEST_FILE:
-        raise JobError(f"{path}: {len(raw)} bytes are too many for a job; expected under 1 MiB")
+        raise JobError(
+            f"{path}: more than {LARGEST_FILE} bytes are too many for a job; expected under 1 MiB"
+        )
     try:
         text = raw.decode()
     except UnicodeDecodeError as e:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from hpcfl.errors import DiskError, JobError, as_disk_error
+from hpcfl.io.regular import open_binary
 
 ADDRESS = "https://download.pytorch.org/models/"
 
@@ -42,7 +43,7 @@ def fetch(name: str) -> None:
                 advice = f"make room in {path.parent} or repair the disk"
                 raise DiskError(message + advice) from error
             raise JobError(message + by_hand) from error
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         found = file_digest(file, "sha256").hexdigest()
     if not found.startswith(mark):
         raise JobError(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hpcfl.errors import DataError, JobError, file_error
 from hpcfl.io.files import read_array
+from hpcfl.io.regular import check_regular
 
 _WRAPPERS = ("state_dict", "model")  # keys under which training programs save a state dict
 
@@ -25,7 +26,7 @@ def read_weights(path: Path) -> Tensor | dict[str, Tensor]:
     Raises:
         JobError: the file is missing or damaged, holds no plain weights, or is of another kind.
     """
-    if not path.is_file():
+    if not path.exists():
         raise JobError(f"model.init: {path}: there is no such file")
     if path.suffix == ".npy":
         return _vector(path)
@@ -49,6 +50,7 @@ def read_weights(path: Path) -> Tensor | dict[str, Tensor]:
 
 def _read(path: Path, load: Callable[[], Any]) -> Any:
     try:
+        check_regular(path)
         return load()
     except OSError as error:
         reason = error.strerror or error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcfl.errors import JobError
+from hpcfl.io.regular import read_text
 from hpcfl.job.schema import section
 from hpcfl.job.yaml_file import JobFile
 from hpcfl.types import NonNegative, Positive, Section
@@ -59,7 +60,7 @@ def read_cost_model(path: Path) -> CostModel:
         JobError: there are none in it.
     """
     try:
-        tree = json.loads(path.read_text())
+        tree = json.loads(read_text(path))
     except OSError as e:
         raise JobError(f"{path}: cannot be read: {e.strerror}; name another") from e
     except (ValueError, RecursionError) as e:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from hpcfl.errors import DiskError, StoreError, file_error
 from hpcfl.io.atomic import PART
 from hpcfl.io.files import READABLE, may_contain, present, readable
+from hpcfl.io.regular import read
 from hpcfl.io.threads import map_in_threads
 from hpcfl.report.same_inputs import with_common_paths
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
@@ -236,7 +237,7 @@ def _planned(root: Path) -> set[str]:
 
 def _is_whole(job: Path) -> bool:
     try:
-        lines = job.read_bytes().split(b"\n")
+        lines = read(job).split(b"\n")
     except OSError:  # a folder of this name, a link to nothing, or removed meanwhile
         return False
     return all(any(line.startswith(name) for line in lines) for name in _SECTIONS)

@@ -291,6 +291,7 @@ def build_components(
         type(job.data).load,
     ):
         split = split_examples(job.data, dataset, job.seed)
+    dataset = replace(dataset, notes=(*dataset.notes, *split.notes))
     if split.clients is not None and dataset.personal is not None:
         # A client keeps its own transform, whatever its number among those that train.
         personal, numbers = dataset.personal, split.clients.tolist()

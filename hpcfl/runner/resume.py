@@ -97,7 +97,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         session.run_files = newest.run_files
         session.components = _with_initial_model(components, folder, newest)
         if comm.rank == 0:
-            session.open()
+            session.record_opening()
             if rounds(folder.checkpoints) == retained_rounds:
                 session.prune_stores(retained_folders)  # makes room, if this start copies states
     session.open_store()

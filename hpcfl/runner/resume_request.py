@@ -125,7 +125,8 @@ class ResumeRequest:
 
         Raises:
             DataError: an input changed since the run began.
-            JobError: that round is not kept, the rounds asked for are done, or job.yaml changed.
+            JobError: that round is not kept, the rounds asked for are done, job.yaml changed, or an
+                earlier version divided the examples otherwise.
             StoreError: there is no checkpoint, or a damaged one.
         """
         retained_rounds = rounds(folder.checkpoints, self.round)
@@ -138,6 +139,7 @@ class ResumeRequest:
                 f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
                 "back, or run the changed job into another directory"
             )
+        _refuse_unnamed_order(folder)
         names, earlier = InputNames(places), InputNames(before)
         require_same(newest.inputs, inputs, names, earlier, folder.root)
         if self.loaded.job.rounds < newest.round:
@@ -177,6 +179,17 @@ class ResumeRequest:
         except (StoreError, DiskError):
             return False
         return True
+
+
+def _refuse_unnamed_order(folder: RunDir) -> None:
+    """Refuse the split of an earlier version, whose job.yaml does not name the order of dealing."""
+    partition = folder.read_job().tree["data"].get("partition") or {}
+    if partition.get("form") == "symmetric" and partition["alpha"] and "order" not in partition:
+        raise JobError(
+            f"{folder.job}: data.partition has no order: an earlier version dealt its examples as "
+            "order: clients does; resume with that version, or run the job again into another "
+            "directory"
+        )
 
 
 def _named(job: Settings) -> Settings:

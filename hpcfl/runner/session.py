@@ -181,7 +181,7 @@ class RankSession:
         """The simulated schedule of all rounds."""
         return simulate_schedule(self.components, self.comm.size)
 
-    def open(self) -> None:
+    def record_opening(self) -> None:
         """Add this start to the history, before it writes client states; on rank 0 alone.
 
         Raises:

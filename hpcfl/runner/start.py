@@ -298,7 +298,7 @@ def start_fresh(session: RankSession) -> StartPoint:
             buffers.write(folder.buffers, components.buffers)
             # A start that died before its first checkpoint may have left files.
             truncate_log(folder.log, NOTHING)
-            session.open()
+            session.record_opening()
             session.prune_stores([])
             session.require_disk_space()
             folder.hold_open()

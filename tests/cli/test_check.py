@@ -275,7 +275,10 @@ def test_partition_of_few_clients(job, tmp_path, hpcfl):
 
 @pytest.mark.parametrize(
     ("form", "alpha", "other"),
-    [("prior", 2, "form symmetric, alpha 0.5"), ("symmetric", 0.5, "form prior, alpha 2")],
+    [
+        ("prior", 2, "form symmetric, alpha 0.5, order clients"),
+        ("symmetric", 0.5, "form prior, alpha 2, order random"),
+    ],
 )
 def test_both_forms_of_a_dirichlet_partition(job, tmp_path, hpcfl, form, alpha, other):
     partition = f"data.partition={{kind: dirichlet, form: {form}, alpha: {alpha}}}"

@@ -93,6 +93,8 @@ def test_inputs_that_look_like_images_as_files_have_them(tmp_path, x, notes):
 def test_clients_own_their_rows(tmp_path):
     dataset = load(tmp_path, x=X, y=Y, client=np.array([1, 0, 2, 1, 1, 0], np.uint8))
     assert [list(rows) for rows in dataset.natural] == [[1, 5], [0, 3, 4], [2]]
+    floats = load(tmp_path, x=X, y=Y, client=np.array([1.0, 0, 2, 1, 1, 0]))
+    assert [list(rows) for rows in floats.natural] == [[1, 5], [0, 3, 4], [2]]
     with pytest.raises(JobError, match=r"data\.clients: not allowed"):
         load(tmp_path, {"clients": 2}, x=X, y=Y, client=Y)
 
@@ -119,7 +121,7 @@ def test_clients_own_their_rows(tmp_path):
         ({"x": X, "y": Y, "test_x": X}, "holds an array 'test_x', .* expected 'x_test'"),
         ({"x": X, "y": Y, "client_ids": Y}, "holds an array 'client_ids', .* expected 'client'"),
         ({"x": X, "y": Y, "client": Y[:3]}, "client is int64 of shape"),
-        ({"x": X, "y": Y, "client": Y / 2}, "client is float64"),
+        ({"x": X, "y": Y, "client": Y / 2}, "client of row 1 is 0.5, expected an integer"),
         ({"x": X, "y": Y, "client": Y - 1}, "client holds -1"),
         ({"x": X, "y": Y, "client": Y * 2}, "no example is of client 1, exp"),
         ({"x": X, "y": Y, "client": Y * 10**9}, "client holds 2000000000"),

@@ -234,7 +234,7 @@ def test_the_slides_partition_of_real_letters(letters, clients, percent):
     )
     assert torch.equal(torch.bincount(dataset.train.labels), torch.full((26,), 4800))
     assert torch.equal(torch.bincount(dataset.test.labels), torch.full((26,), 800))
-    rows = partition_examples(config, dataset, 0)
+    rows = partition_examples(config, dataset, 0).rows
     assert {len(own) for own in rows} == {124_800 // clients}
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(124_800))
     counts = np.stack([np.bincount(dataset.train.labels[own], minlength=26) for own in rows])

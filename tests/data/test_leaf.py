@@ -70,9 +70,9 @@ def test_femnist(femnist):
     inputs = dataset.transform(dataset.train.inputs, torch.float64, None)
     assert inputs.shape == (4, 1, 28, 28)
     assert inputs[0].flatten().tolist() == images([0])[0][0]
-    assert [len(rows) for rows in partition_examples(config, dataset, 0)] == [2, 1, 1]
+    assert [len(rows) for rows in partition_examples(config, dataset, 0).rows] == [2, 1, 1]
     iid = Leaf(root=str(femnist), partition=Iid(), clients=2)
-    assert [len(rows) for rows in partition_examples(iid, dataset, 0)] == [2, 2]
+    assert [len(rows) for rows in partition_examples(iid, dataset, 0).rows] == [2, 2]
 
 
 def test_flat_images(femnist):
@@ -104,6 +104,15 @@ def test_vectors(tmp_path):
     assert dataset.test.inputs.tolist() == [[1.5, np.float32(1e-9)]]
     assert dataset.classes == 5
     assert Leaf(root=str(tmp_path), examples="vectors", classes=9).load(0).classes == 9
+
+
+def test_labels_that_are_written_as_floats(tmp_path):
+    """As the published files of LEAF's and FedProx's Synthetic have them."""
+    for part in ("train", "test"):
+        write(tmp_path, part, "a.json", {"u": ([[0.5], [1.5]], [4.0, 0.0])})
+    dataset = Leaf(root=str(tmp_path), examples="vectors").load(0)
+    assert (dataset.train.labels.tolist(), dataset.classes) == ([4, 0], 5)
+    assert dataset.train.labels.dtype == torch.int64
 
 
 def test_vectors_whose_labels_count_from_one(tmp_path):
@@ -264,6 +273,7 @@ def own(x, y, count=None):
         (own(X, [3, 62]), "user 'a': the label of row 1 is 62, expected 0 to 61"),
         (own(X, [3, -1]), "user 'a': the label of row 1 is -1, expected 0 to 61"),
         (own(X, [3, 1.5]), "the label of row 1 is 1.5, expected an integer"),
+        (own(X, [float("inf"), 1]), "the label of row 0 is inf, expected an integer"),
         (own(X, [True, 1]), "the label of row 0 is True, expected an integer"),
         (own(X, ["a", 1]), "the label of row 0 is 'a', expected an integer"),
     ],

@@ -191,7 +191,7 @@ def test_two_classes_of_the_real_digits(digits, form, most):
     """McMahan et al.: 200 shards of 300, so two digits or, where a shard has two, up to four."""
     root, dataset = digits
     config = Mnist(root=root, clients=100, partition=Classes(per_client=2, form=form))
-    rows = partition_examples(config, dataset, 0)
+    rows = partition_examples(config, dataset, 0).rows
     assert np.array_equal(np.sort(np.concatenate(rows)), np.arange(60_000))
     held = [len(torch.unique(dataset.train.labels[own])) for own in rows]
     assert max(held) <= most

@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hpcfl.data import prepared_file
+from hpcfl.data import image_listing, prepared_file
 from hpcfl.data.base import Dataset
 from hpcfl.data.download import quiet
 from hpcfl.data.encoded_images import pixels
@@ -218,7 +218,7 @@ def test_missing_and_damaged_images_are_listed(spoilt):
     train, test = (spoilt / "landmarks-user-160k" / n for n in ("federated_train.csv", "test.csv"))
     assert [line.partition(": ")[0] for line in lines] == [f"{train}:3", f"{train}:9", f"{test}:3"]
     for line, number, why in zip(
-        lines, (1, 7, 101), ("No such", "runcated", "no JPEG or PNG"), strict=True
+        lines, (1, 7, 101), ("No such", "runcated", "no JPEG, PNG"), strict=True
     ):
         assert str(landmark(spoilt, number).relative_to(spoilt)) in line
         assert why in line
@@ -233,6 +233,14 @@ def test_a_damaged_image_whose_name_is_not_utf_8(tmp_path):
         source("image_folder", tmp_path).prepare(quiet)
     (listed,) = tmp_path.glob("*.missing.txt")
     assert b"na\xefve.jpg: " in listed.read_bytes()
+
+
+def test_a_fifo_in_place_of_an_image_is_listed(tmp_path):
+    image_layouts.landmarks(tmp_path)
+    landmark(tmp_path, 3).unlink()
+    os.mkfifo(landmark(tmp_path, 3))
+    with pytest.raises(DataError, match=r"1 of 11 images .*: it is a FIFO, expected a file; put"):
+        source("landmarks", tmp_path).prepare(quiet)
 
 
 def test_goes_on_without_as_many_as_are_allowed(spoilt):
@@ -692,21 +700,21 @@ def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatc
     source("landmarks", root).prepare(quiet)
 
 
-def failing(monkeypatch, call, number, suffix=".jpg"):
+def failing(monkeypatch, owner, call, number, suffix=".jpg"):
     """Let this call of a path of an image fail so, and name no file where it reads."""
-    whole = getattr(pathlib.Path, call)
+    whole = getattr(owner, call)
 
     def refuse(path, *arguments, **more):
         if path.suffix.lower() == suffix:
             raise OSError(number, os.strerror(number))
         return whole(path, *arguments, **more)
 
-    monkeypatch.setattr(pathlib.Path, call, refuse)
+    monkeypatch.setattr(owner, call, refuse)
 
 
 def test_a_disk_that_fails_is_no_damaged_image(tmp_path, monkeypatch):
     image_layouts.image_folder(tmp_path)
-    failing(monkeypatch, "read_bytes", errno.EIO)
+    failing(monkeypatch, image_listing, "read", errno.EIO)
     with pytest.raises(DiskError, match=r"\.jpg: Input/output error$"):
         source("image_folder", tmp_path).prepare(quiet)
     assert not list(tmp_path.glob("*.missing.txt"))
@@ -714,7 +722,7 @@ def test_a_disk_that_fails_is_no_damaged_image(tmp_path, monkeypatch):
 
 def test_an_image_that_may_not_be_read_is_listed(tmp_path, monkeypatch):
     image_layouts.image_folder(tmp_path)
-    failing(monkeypatch, "read_bytes", errno.EACCES)
+    failing(monkeypatch, image_listing, "read", errno.EACCES)
     with pytest.raises(DataError, match=r"images are missing or damaged; .*Permission denied"):
         source("image_folder", tmp_path).prepare(quiet)
 
@@ -722,9 +730,9 @@ def test_an_image_that_may_not_be_read_is_listed(tmp_path, monkeypatch):
 def test_a_disk_that_fails_is_no_other_file(tmp_path, monkeypatch):
     """Whether a packed file was made from the images cannot be told."""
     path = tmp_path / "image.jpg"
-    failing(monkeypatch, "stat", errno.ENOENT)
+    failing(monkeypatch, pathlib.Path, "stat", errno.ENOENT)
     assert stamp(path) is None
-    failing(monkeypatch, "stat", errno.EIO)
+    failing(monkeypatch, pathlib.Path, "stat", errno.EIO)
     with pytest.raises(DiskError, match="Input/output error"):
         stamp(path)
 

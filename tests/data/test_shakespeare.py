@@ -108,10 +108,10 @@ def test_training_and_tests_of_the_drawn_roles_alone(root, seed):
     """GHOST has 88 training and 4 test windows, HAMLET 15 and 5; the test text tells who it is."""
     write(root, "test", {"GHOST": [LINE], "HAMLET": [b"?" + LINE], "YORICK": [LINE]})
     plain = Shakespeare(root=str(root), clients=1)
-    (expected,) = partition_examples(plain, plain.load(seed), seed)
+    (expected,) = partition_examples(plain, plain.load(seed), seed).rows
     mine = Shakespeare(root=str(root), natural_clients=1)
     dataset = keep_natural_clients(mine, mine.load(seed), seed)
-    (drawn,) = partition_examples(mine, dataset, seed)
+    (drawn,) = partition_examples(mine, dataset, seed).rows
     assert np.array_equal(drawn, expected)  # the split's draw
     trained, tested = {88: (88, 4), 15: (15, 5)}[len(drawn)]
     assert len(dataset.test.labels) == tested
@@ -125,7 +125,7 @@ def test_training_and_tests_of_the_drawn_roles_alone(root, seed):
         config = Shakespeare(root=str(root), natural_clients=1, partition=partition)
         assert config.population == 1
         found = keep_natural_clients(config, config.load(seed), seed)
-        (rows,) = partition_examples(config, found, seed)
+        (rows,) = partition_examples(config, found, seed).rows
         assert np.array_equal(rows, expected)  # all of the role's examples, and of no other
         assert texts(found.test) == texts(dataset.test)
 
@@ -269,9 +269,9 @@ def test_the_fedhbm_papers_recipe_on_real_data():
     config = Shakespeare(root=root, min_examples=2000, max_examples=2000, clients=100)
     dataset = config.load(0)
     assert len(dataset.natural) == 241
-    clients = partition_examples(config, dataset, 0)
+    clients = partition_examples(config, dataset, 0).rows
     assert [len(rows) for rows in clients] == [2000] * 100
     assert all(np.array_equal(rows, np.arange(rows[0], rows[0] + 2000)) for rows in clients)
     iid = Shakespeare(root=root, min_examples=2000, clients=100, partition=Iid(examples=2000))
-    mixed = partition_examples(iid, iid.load(0), 0)
+    mixed = partition_examples(iid, iid.load(0), 0).rows
     assert len(np.unique(np.concatenate(mixed))) == 200_000

@@ -113,7 +113,7 @@ def test_two_scalar_quadratics_are_the_slides():
     dataset = config.load(3)
     expected = torch.tensor([[[1.5], [-10.0]], [[0.5], [10.0]]], dtype=torch.float64)
     assert torch.allclose(dataset.train.inputs, expected)
-    assert [list(rows) for rows in partition_examples(config, dataset, 0)] == [[0], [1]]
+    assert [list(rows) for rows in partition_examples(config, dataset, 0).rows] == [[0], [1]]
 
 
 def test_gradients_at_the_optimum_have_mean_zero_and_root_mean_square_g():

@@ -1,5 +1,6 @@
 import tracemalloc
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.partition import (
+    Classes,
     Dirichlet,
     File,
     Iid,
@@ -41,7 +43,7 @@ def dataset(labels, natural=None, classes=10):
 def split(partition, clients, labels, seed=0, **rest):
     return partition_examples(
         Given(partition=partition, clients=clients), dataset(labels, **rest), seed
-    )
+    ).rows
 
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
@@ -55,6 +57,8 @@ ALL = [
     Dirichlet(alpha=0.0, form="symmetric"),
     Dirichlet(alpha=0.1, form="symmetric"),
     Dirichlet(alpha=1e-320, form="symmetric"),
+    Dirichlet(alpha=0.6, form="symmetric", order="clients"),
+    Dirichlet(alpha=1e4, order="random"),
     Similarity(percent=0.0),
     Similarity(percent=13.0),
     Similarity(percent=100.0),
@@ -119,19 +123,110 @@ def test_dirichlet_has_the_moments_of_its_proportions():
 def test_the_symmetric_form_does_not_follow_the_classes_frequencies():
     # Two classes, p = (1/4, 3/4), alpha 1/2: q_0 ~ Beta(1/2, 1/2), mean 1/2, variance 1/8.
     labels = np.repeat([0, 1], [10_000, 30_000])
-    rows = split(Dirichlet(alpha=0.5, form="symmetric"), 400, labels)
+    rows = split(Dirichlet(alpha=0.5, form="symmetric", order="clients"), 400, labels)
     share = np.array([np.mean(labels[r] == 0) for r in rows[:100]])
     assert share.mean() == pytest.approx(0.5, abs=0.11)
     assert share.var() == pytest.approx(1 / 8 + 1 / 8 / 100, rel=0.3)
 
 
-def test_the_forms_agree_for_balanced_classes_with_alpha_times_their_number():
+def test_a_random_order_has_the_moments_of_the_proportions():
+    # Two balanced classes, alpha 2: q_0 ~ Beta(2, 2), mean 1/2, variance 1/20.
+    labels = np.repeat([0, 1], 20_000)
+    rows = split(Dirichlet(alpha=2.0, form="symmetric"), 400, labels)
+    share = np.array([np.mean(labels[r] == 0) for r in rows])
+    assert share.var() == pytest.approx(1 / 20 + (1 / 4 - 1 / 20) / 100, rel=0.2)
+
+
+@pytest.mark.parametrize("order", ["random", "clients"])
+def test_the_forms_agree_for_balanced_classes_with_alpha_times_their_number(order):
     def drawn(**settings):
-        return [rows.tolist() for rows in split(Dirichlet(**settings), 20, LABELS)]
+        return [rows.tolist() for rows in split(Dirichlet(**settings, order=order), 20, LABELS)]
 
     assert drawn(alpha=0.5, form="symmetric") == drawn(alpha=5.0)
     assert drawn(alpha=0.5, form="symmetric") != drawn(alpha=0.5)
     assert drawn(alpha=0.0, form="symmetric") == drawn(alpha=0.0)
+
+
+@pytest.mark.parametrize(
+    ("form", "order", "digest"),
+    [
+        ("prior", None, "c1a07af29052c86c"),
+        ("prior", "clients", "c1a07af29052c86c"),
+        ("symmetric", "clients", "f94b95ad21d0c4ed"),  # the only order of earlier versions
+    ],
+)
+def test_a_seed_gives_the_recorded_split(form, order, digest):
+    owner = np.full(1000, -1, dtype="<i8")
+    for client, own in enumerate(
+        split(Dirichlet(alpha=0.6, form=form, order=order), 20, LABELS, seed=7)
+    ):
+        owner[own] = client
+    assert sha256(owner.tobytes()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        Iid(),
+        *(Dirichlet(alpha=alpha, form="symmetric") for alpha in (0.06, 0.6, 10.0)),
+        Dirichlet(alpha=6.0, order="random"),
+        Classes(per_client=2),
+        Similarity(percent=10.0),
+        Similarity(percent=90.0),
+    ],
+    ids=str,
+)
+def test_first_and_last_clients_are_alike(partition):
+    """No client's number tells how its labels are mixed: the mean entropies differ by noise."""
+
+    def entropies(seed):
+        held = [
+            np.bincount(LABELS[own], minlength=10) for own in split(partition, 20, LABELS, seed)
+        ]
+        shares = np.array(held) / 50
+        return -np.sum(shares * np.log(np.maximum(shares, 1e-300)), axis=1)
+
+    found = np.array([entropies(seed) for seed in range(60)])
+    first, last = found[:, :2].ravel(), found[:, -2:].ravel()
+    noise = np.sqrt((first.var() + last.var()) / first.size)
+    assert abs(first.mean() - last.mean()) <= 4 * noise + 1e-12
+
+
+def test_a_class_that_runs_out_is_lacked_by_all():
+    """As published splits, order: clients leaves the last ones without it."""
+    labels = np.repeat([0, 1], [950, 50])
+
+    def of_class_1(order):
+        rows = split(Dirichlet(alpha=100.0, form="symmetric", order=order), 10, labels)
+        return [int(labels[own].sum()) for own in rows]
+
+    assert of_class_1("clients")[0] > 40
+    assert 0 < min(of_class_1(None)) <= max(of_class_1(None)) < 12
+
+
+@pytest.mark.parametrize(
+    ("partition", "labels", "note"),
+    [
+        (Dirichlet(alpha=5.0, form="symmetric"), LABELS, None),
+        (
+            Dirichlet(alpha=1000.0, form="symmetric"),
+            np.repeat([0, 1], [950, 50]),
+            "data.partition: classes ran out: 10 of 10 clients hold other classes than they drew "
+            "in more than a third of their examples, client 3 in 49 %",
+        ),
+        (
+            Dirichlet(alpha=5.0, form="symmetric", order="clients"),
+            LABELS,
+            "data.partition: classes ran out: 1 of 10 clients hold other classes than they drew in "
+            "more than a third of their examples, client 9 in 46 %; with order: random all "
+            "clients lack them alike",
+        ),
+    ],
+)
+def test_a_note_tells_of_classes_that_ran_out(partition, labels, note):
+    config = Given(partition=partition, clients=10)
+    notes = partition_examples(config, dataset(labels), 0).notes
+    assert notes == (() if note is None else (note,))
 
 
 def test_a_small_alpha_is_nearly_one_class_per_client():

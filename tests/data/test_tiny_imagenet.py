@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import pathlib
 import tarfile
 import zipfile
 from hashlib import md5
@@ -13,6 +12,7 @@ import h5py
 import pytest
 import torch
 
+from hpcfl.data import image_listing
 from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.sources import tiny_imagenet
 from hpcfl.data.sources.tiny_imagenet import TinyImageNet
@@ -202,7 +202,7 @@ def test_a_disk_that_fails_is_no_damaged_image(root, monkeypatch):
     def refuse(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+    monkeypatch.setattr(image_listing, "read", refuse)
     with pytest.raises(DiskError, match=r"\.JPEG: Input/output error$"):
         source(root).prepare(quiet)
     assert not list(root.glob("*.missing.txt"))

@@ -26,7 +26,7 @@ RECORDED = Path(__file__).with_name("hashes.json")
 SCORES = ("train_loss", "test_loss", "test_accuracy")
 JOB: Mapping[str, Any] = {
     "task": "digits",
-    "data": {"partition": {"kind": "dirichlet", "alpha": 0.5}, "clients": 10},
+    "data": {"partition": {"kind": "dirichlet", "alpha": 0.5, "order": "clients"}, "clients": 10},
     # Partial participation, an empty round, and a client that comes again.
     "cohort": {"kind": "replay", "rounds": [[0, 3, 7], [1, 3, 8, 9], [], [2, 3, 7], [0, 4, 5, 6]]},
     "local": {"epochs": 1, "batch_size": 16, "lr": 0.1, "lr_decay": 0.9, "weight_decay": 0.01},

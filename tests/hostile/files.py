@@ -67,7 +67,7 @@ def split(root):
     np.save(path, np.arange(8) % 4)
     _, load = arrays(root)
     config = Arrays(path=str(root / "a.npz"), partition=File(path=str(path)))
-    return path, lambda seed: partition_examples(config, load(seed), seed)
+    return path, lambda seed: partition_examples(config, load(seed), seed).rows
 
 
 def cifar(root):
@@ -170,6 +170,14 @@ def png(root):
     return _picture(root, "png")
 
 
+def tiff(root):
+    return _picture(root, "tif")
+
+
+def webp(root):
+    return _picture(root, "webp")
+
+
 def _archive(root, name):
     path, out = root / name, root / "out"
     with tarfile.open(path, f"w:{path.suffix[1:]}") as tar:
@@ -231,10 +239,11 @@ def npy(root):
     return _weights(root, "w.npy", lambda model, path: np.save(path, np.arange(8.0)))
 
 
+PICTURES = [jpeg, png, tiff, webp]  # read here, from their bytes
 PLAIN = [
     *(arrays, packed_arrays, split, cifar, idx, packed_idx, leaf, packed_leaf, concrete, table),
-    *(words, posts, packed_posts, jpeg, png, tar_gz, tar_bz2, replay, safetensors, pth, old_pth),
-    npy,
+    *(words, posts, packed_posts, *PICTURES, tar_gz, tar_bz2, replay, safetensors),
+    *(pth, old_pth, npy),
 ]
 
 

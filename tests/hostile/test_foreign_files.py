@@ -13,9 +13,7 @@ import pytest
 import yaml
 
 import hpcfl as api
-from hpcfl.run_dir.manifest import committed
-from tests.parallel.outcome import outcome
-from tests.rundirs import segment, sessions, starts
+from tests.rundirs import segment
 
 NEWEST = "checkpoints/00000004"
 NAMES = (
@@ -122,7 +120,7 @@ def kind_of(path):
     """What lies at a path: where its link leads, its content, or its kind."""
     found = path.lstat()
     if path.is_symlink():
-        return os.readlink(path)
+        return str(path.readlink())
     if path.is_dir():
         return (path / "theirs").read_text()
     return path.read_bytes() if path.is_file() else found.st_mode

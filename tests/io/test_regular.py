@@ -24,7 +24,14 @@ def test_a_file_is_read_also_through_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["FIFO", "directory", "socket", "device"])
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize(
-    "opened", [regular.read, regular.open_text, regular.open_append, regular.check_regular]
+    "opened",
+    [
+        regular.read,
+        regular.open_text,
+        regular.open_write,
+        regular.open_append,
+        regular.check_regular,
+    ],
 )
 def test_other_kinds_are_named_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, linked: bool, opened: object
@@ -65,8 +72,18 @@ def test_a_sparse_file_larger_than_the_memory_is_not_read(tmp_path: Path) -> Non
     with path.open("wb") as file:
         file.truncate(1 << 43)
 
-    with pytest.raises(OSError, match=r"it has 8.8 TB, and .* of memory are free"):
-        regular.read(path)
+    for opened in (regular.read, regular.open_text):
+        with pytest.raises(OSError, match=r"it has 8.8 TB, and .* of memory are free"):
+            opened(path)
+
+
+def test_writing_replaces_the_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (b"longer", b"short"):
+        with regular.open_write(path) as file:
+            file.write(content)
+
+    assert path.read_bytes() == b"short"
 
 
 def test_appending_keeps_the_content(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """YAML as users write it: lines, traps, overrides."""
 
+import os
 import shlex
 
 import pytest
@@ -123,6 +124,17 @@ def test_not_text(tmp_path):
     path.write_bytes(b" " * (1 << 20) + b"a: 1")
     with pytest.raises(JobError, match="are too many for a job"):
         read(path)
+    os.truncate(path, 1 << 43)  # more than can be read
+    with pytest.raises(JobError, match="are too many for a job"):
+        read(path)
+
+
+def test_a_job_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "j.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    for name, kind in (("j.yaml", "FIFO"), ("zero.yaml", "device")):
+        with pytest.raises(JobError, match=rf"{name}: cannot be read: it is a {kind}, expected a"):
+            read(tmp_path / name)
 
 
 @pytest.mark.parametrize("setting", ["rounds", "=3", "a..b=3", ".a=3"])

@@ -31,7 +31,7 @@ PARTITIONS = {
 
 def clients(job, *overrides):
     config = load(job, overrides).job
-    return partition_examples(config.data, config.data.load(config.seed), config.seed)
+    return partition_examples(config.data, config.data.load(config.seed), config.seed).rows
 
 
 def same(first, second):
@@ -106,7 +106,7 @@ def test_the_published_split_of_cifar10(request, tmp_path, hpcfl, alpha):
     ]
     config = load(PUBLISHED, overrides).job.data
     dataset = config.load(0)
-    rows = partition_examples(config, dataset, 0)
+    rows = partition_examples(config, dataset, 0).rows
     assert {len(own) for own in rows} == {499, 500}
     assert sum(map(len, rows)) == 49_999
     held = [len(torch.unique(dataset.train.labels[own])) for own in rows]

@@ -11,13 +11,14 @@ import yaml
 from safetensors.torch import load_file
 
 import hpcfl
+from hpcfl.io import checksum
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import rounds
 from hpcfl.runner import components, environment
 from hpcfl.runner import resume as resuming
 from tests.parallel.outcome import outcome
-from tests.rundirs import damage_a_row, flip, log_of, segment, starts, text
+from tests.rundirs import damage_a_row, flip, log_of, resolved, segment, starts, text
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -46,6 +47,27 @@ def same(found, expected):
     assert found.clients == expected.clients
     for one, other in zip(found.log[-4:], expected.log[-4:], strict=True):
         assert one == other
+
+
+# A run of an earlier version
+
+
+def test_a_split_of_an_earlier_version_is_not_dealt_in_another_order(job, tmp_path, hpcfl):
+    """Before ``order`` was a key, ``form: symmetric`` dealt as ``order: clients`` does."""
+    run, split = tmp_path / "run", "data.partition={kind: dirichlet, form: symmetric, alpha: 0.5}"
+    assert hpcfl("run", job, split, "--out", run).code == 0
+    assert hpcfl("resume", run, "rounds=5").code == 0
+    now, lines = RunDir(run).job_fingerprint, (run / "job.yaml").read_text().splitlines(True)
+    before = [line for line in lines[:-1] if line.strip() != "order: null"]
+    assert len(before) == len(lines) - 2
+    (run / "job.yaml").write_bytes(resolved("".join(before)))
+    for path in (run / "checkpoints").glob("*/manifest.json"):
+        manifest = checksum.remove_from_json(path.read_bytes()).decode()
+        then = manifest.replace(now, RunDir(run).job_fingerprint)
+        path.write_bytes(checksum.add_to_json(then))
+    done = hpcfl("resume", run, "rounds=6")
+    assert done.code == 2
+    assert "has no order: an earlier version dealt its examples as order: clients" in done.err[0]
 
 
 # Other settings

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.labels import count_of, missing_classes
+from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.stand_in import of_arrays
@@ -123,11 +123,12 @@ class Arrays(DataConfig):
                 f"data.clients: not allowed, {path} says who owns each example (client), and there "
                 "are as many clients; remove data.clients, or leave those ids out of the file"
             )
-        if client.shape != (examples,) or client.dtype.kind not in "iu":
+        if client.shape != (examples,):
             raise DataError(
                 f"{path}: client is {client.dtype} of shape {client.shape}, expected integers of "
                 f"shape ({examples},)"
             )
+        client = as_integers(f"{path}: client", client)
         if client.min() < 0:
             raise DataError(f"{path}: client holds {client.min()}, expected ids from 0")
         if client.max() >= examples:

@@ -19,6 +19,7 @@ from hpcfl.data.sources.arrays import cast
 from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
+from hpcfl.io.regular import open_text
 from hpcfl.types import Examples, PathText
 
 _COLUMNS = 9  # eight features, then the target
@@ -114,14 +115,14 @@ def _table(path: Path) -> NDArray[np.float64]:
         DataError: the file is missing or something else.
         DiskError: the disk fails.
     """
-    if not path.is_file():
+    if not path.exists():
         raise DataError(
             f"{path}: not found; put it there, set data.root to where it is, or say "
             f"{prepare_command('concrete', path.parent)}"
         )
     try:
         # numpy warns of a file without rows, which the error below reports.
-        with path.open(encoding="utf-8-sig") as file, catch_warnings():
+        with open_text(path, "utf-8-sig") as file, catch_warnings():
             filterwarnings("ignore", "loadtxt: input contained no data", UserWarning)
             table = np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2)
     except (OSError, ValueError) as error:

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.encoded_images import in_colour
+from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
 from hpcfl.data.inputs import InputFile, input_files
-from hpcfl.data.labels import count_of, missing_classes
+from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
 from hpcfl.data.stand_in import of_arrays
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
+from hpcfl.io.regular import check_regular
 from hpcfl.types import Count, Examples, PathText
 
 _ROWS = 1000  # decoded at a time
@@ -106,39 +106,78 @@ class TableSplit(NamedTuple):
     """A ``datasets.Dataset``."""
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column as an array, decoded some rows at a time.
-
-        An image whose pixels are numbers of colours in a palette becomes red, green and blue.
+        """A column as an array: numbers and texts [n, ...], or images uint8 [n, H, W, C].
 
         Raises:
-            DataError: there is none, or it cannot be decoded, or its rows differ in shape.
+            DataError: there is none, it is empty in a row, or it cannot be decoded, or its rows
+                differ in shape.
             DiskError: the disk fails.
         """
         if name not in self.table.column_names:
             found = ", ".join(self.table.column_names)
             raise DataError(f"{self.where}: no column {name!r}; found {found}")
+        if not len(self.table):
+            raise DataError(f"{self.where}: has no row")
         with _package_errors(f"{self.where}: column {name!r}"):
-            table = self.table.select_columns(name)
-            if not self.is_image(name):
-                batches = table.with_format("numpy").iter(_ROWS)
-                return np.concatenate([np.asarray(batch[name]) for batch in batches])
-            images = [_pixels(image) for batch in table.iter(_ROWS) for image in batch[name]]
-        shapes = [str(shape) for shape in dict.fromkeys(image.shape for image in images)]
-        if len(shapes) > 1:
+            empty = self.table.data.column(name).is_null().to_numpy()
+            if empty.any():
+                raise DataError(
+                    f"{self.where}: {name!r} of row {int(np.argmax(empty))} is empty (null); "
+                    f"remove such rows: data.filter(lambda row: row[{name!r}] is not None)"
+                )
+            if self.is_image(name):
+                return self._images(name)
+            # Others, such as sounds, would be decoded from wherever their paths lead.
+            if not _is_plain(self.table.features[name]):
+                kind = type(self.table.features[name]).__name__
+                raise DataError(
+                    f"{self.where}: column {name!r} holds {kind}; expected images, numbers or text"
+                )
+            batches = self.table.select_columns(name).with_format("numpy").iter(_ROWS)
+            return np.concatenate([np.asarray(batch[name]) for batch in batches])
+
+    def _images(self, name: str) -> NDArray[Any]:
+        """Decode a column of images; grey ones have three channels if others are in colour."""
+        feature, images = self.table.features[name], []
+        if feature.mode not in (None, "L", "RGB"):
             raise DataError(
-                f"{self.where}: column {name!r} holds images of shape {' and '.join(shapes[:2])}; "
-                "expected images of one size, all in colour or all grey"
+                f"{self.where}: column {name!r} is of mode {feature.mode}, expected L, RGB or none"
             )
-        return np.stack(images)
+        # Not by ``datasets``, which also opens paths and URLs, and keeps inks and transparency.
+        table = self.table.select_columns(name).cast_column(name, type(feature)(decode=False))
+        for row, image in enumerate(image for batch in table.iter(_ROWS) for image in batch[name]):
+            if image["bytes"] is None:
+                raise DataError(
+                    f"{self.where}: {name!r} of row {row} is the path {image['path']!r}, expected "
+                    "the image itself; Dataset.save_to_disk writes images into its files"
+                )
+            try:
+                images.append(grey_or_colour(image["bytes"], feature.mode))
+            except DAMAGED as error:
+                raise DataError(
+                    f"{self.where}: the image {name!r} of row {row} cannot be read: {reason(error)}"
+                ) from error
+        sizes = [str(size) for size in dict.fromkeys(image.shape[:2] for image in images)]
+        if len(sizes) > 1:
+            raise DataError(
+                f"{self.where}: column {name!r} holds images of sizes {' and '.join(sizes[:2])}; "
+                "expected images of one size"
+            )
+        channels = max(image.shape[2] for image in images)
+        shape = (*images[0].shape[:2], channels)
+        return np.stack([np.broadcast_to(image, shape) for image in images])
 
     def is_image(self, name: str) -> bool:
         """Whether the column holds encoded images."""
         return type(self.table.features.get(name)).__name__ == "Image"
 
 
-def _pixels(image: Any) -> NDArray[Any]:
-    """The pixels of an image; of one with a palette the colours, not their numbers."""
-    return np.asarray(in_colour(image) if getattr(image, "mode", "") == "P" else image)
+def _is_plain(feature: Any) -> bool:
+    """Whether a column holds numbers or texts, or lists of them."""
+    if (below := getattr(feature, "feature", None)) is not None:
+        return _is_plain(below)
+    name = type(feature).__name__
+    return name in ("Value", "ClassLabel") or name.startswith("Array")
 
 
 def _splits(path: Path, wanted: set[str]) -> Mapping[str, TableSplit]:
@@ -146,18 +185,38 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, TableSplit]:
     with _package_errors(str(path)):
         datasets = import_module("datasets")  # takes seconds, so only where it is used
         if path.is_dir() and not list(path.glob("**/*.parquet")):
+            own = {file.resolve() for file in _saved(path)}
             loaded = datasets.load_from_disk(str(path))
             tables = loaded if isinstance(loaded, dict) else {"train": loaded}
+            for file in [
+                file["filename"] for table in tables.values() for file in table.cache_files
+            ]:
+                if Path(file).resolve() not in own:
+                    raise DataError(f"{path}: its state.json names {file}, no file of this folder")
         else:
             files = _tables(path, wanted) if path.is_dir() else {"train": [path]}
-            # Not by Dataset.from_parquet, which writes a copy into the user's cache.
-            read = import_module("pyarrow.parquet").read_table
             tables = {
-                name: datasets.Dataset(datasets.table.InMemoryTable(read(parts)))
+                name: datasets.Dataset(datasets.table.InMemoryTable(_read(parts)))
                 for name, parts in files.items()
                 if parts
             }
     return {name: TableSplit(f"{path}: {name}", table) for name, table in tables.items()}
+
+
+def _read(parts: Sequence[Path]) -> Any:
+    """A table of pyarrow's from parquet files, with plain values for categorical ones.
+
+    Not by Dataset.from_parquet, which writes a copy into the user's cache.
+    """
+    for path in parts:
+        check_regular(path)
+    table = import_module("pyarrow.parquet").read_table(parts)
+    is_dictionary = import_module("pyarrow.types").is_dictionary
+    for number, field in enumerate(table.schema):
+        if is_dictionary(field.type):
+            values = table.column(number).cast(field.type.value_type)
+            table = table.set_column(number, field.name, values)
+    return table
 
 
 def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
@@ -210,15 +269,14 @@ def _saved(folder: Path) -> list[Path]:
     """The files of a folder of save_to_disk, without those that ``datasets`` puts there to cache.
 
     Raises:
-        DataError: the folder cannot be listed.
+        DataError: the folder cannot be listed, or holds what is no file.
         DiskError: the disk fails.
     """
     with _package_errors(str(folder)):
-        return sorted(
-            path
-            for path in folder.rglob("*")
-            if path.is_file() and not path.name.startswith((".", "cache-"))
-        )
+        found = sorted(path for path in folder.rglob("*") if not path.is_dir())
+        for path in found:
+            check_regular(path)
+        return [path for path in found if not path.name.startswith((".", "cache-"))]
 
 
 @contextmanager
@@ -237,10 +295,8 @@ def _package_errors(where: str) -> Iterator[None]:
             f"data.kind: huggingface: {error}; pip install 'hpcfl[huggingface]'"
         ) from error
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
-            reason = "an image of no known kind"
-        message = f"{where}: not readable: {reason}"
+        why = str(error).partition("\n")[0] or type(error).__name__
+        message = f"{where}: not readable: {why}"
         raise read_error(error, message, DataError) from error
 
 
@@ -249,12 +305,8 @@ def _classes(train: TableSplit, test: TableSplit | None, name: str) -> int:
     declared: int | None = getattr(train.table.features.get(name), "num_classes", None)
     if declared is not None:
         return declared
-    labels = train.column(name)
-    if labels.dtype.kind not in "iu":  # is refused where they are checked
-        return 1
-    tests = None if test is None else test.column(name)
-    if tests is not None and tests.dtype.kind not in "iu":
-        tests = None
+    labels = _labels(train, name)
+    tests = None if test is None else _labels(test, name)
 
     def subtract(lowest: int) -> str:
         return f"of each split: data.map(lambda row: {{{name!r}: row[{name!r}] - {lowest}}})"
@@ -262,43 +314,52 @@ def _classes(train: TableSplit, test: TableSplit | None, name: str) -> int:
     return count_of(f"{train.where}: {name!r}", labels, tests, subtract)
 
 
+def _labels(split: TableSplit, name: str) -> NDArray[Any]:
+    """The labels [n], integers.
+
+    Raises:
+        DataError: they are not.
+    """
+    labels = split.column(name)
+    if labels.ndim == 1 and labels.dtype.kind == "U":
+        raise DataError(
+            f"{split.where}: {name!r} of row 0 is the text {str(labels[0])!r:.40}, expected "
+            f"integers from 0: data.class_encode_column({name!r}) numbers the classes"
+        )
+    return as_integers(f"{split.where}: {name!r}", labels)
+
+
 def _examples(split: TableSplit, inputs: str, labels: str, classes: int) -> Examples:
     """Checked tensors: images uint8 [n, H, W, C] or numbers [n, ...], and int64 [n]."""
-    x, y = split.column(inputs), split.column(labels)
-    image = split.is_image(inputs)
-    if not (x.dtype == np.uint8 and x.ndim in (3, 4) if image else x.dtype.kind in "iuf"):
-        wanted = "images of 8 bits" if image else "images or numbers"
+    x, y = split.column(inputs), _labels(split, labels)
+    if x.dtype.kind not in "iuf":
         raise DataError(
-            f"{split.where}: column {inputs!r} holds {x.dtype} of shape {x.shape}; expected "
-            f"{wanted}, of one size in all rows"
+            f"{split.where}: column {inputs!r} holds {x.dtype} of shape {x.shape}; expected images "
+            "or numbers, of one size in all rows"
         )
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         row = int(np.argwhere(~np.isfinite(x))[0][0])
         raise DataError(f"{split.where}: {inputs!r} is not finite in row {row}")
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(
-            f"{split.where}: column {labels!r} holds {y.dtype} of shape {y.shape}; expected "
-            "integers"
-        )
     wrong = (y < 0) | (y >= classes)
     if wrong.any():
         row = int(np.argmax(wrong))
+        cure = ""
+        if y[row] == -1:  # as the hub marks labels that are kept secret
+            cure = (
+                "; if -1 hides the labels, name another split, or remove such rows: "
+                f"data.filter(lambda row: row[{labels!r}] >= 0)"
+            )
         raise DataError(
-            f"{split.where}: {labels!r} of row {row} is {y[row]}, expected 0 to {classes - 1}"
+            f"{split.where}: {labels!r} of row {row} is {y[row]}, expected 0 to {classes - 1}{cure}"
         )
-    if image and x.ndim == 3:
-        x = x[..., None]
     return Examples(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))
 
 
 def _owned(train: TableSplit, name: str) -> list[ExampleRows]:
     """The rows of each client, in the order of the column's values."""
     owner = train.column(name)
-    if owner.ndim != 1 or owner.dtype.kind not in "iuU":
-        raise DataError(
-            f"{train.where}: column {name!r} holds {owner.dtype} of shape {owner.shape}; expected "
-            "a text or an integer a row"
-        )
+    if owner.ndim != 1 or owner.dtype.kind != "U":
+        owner = as_integers(f"{train.where}: {name!r}", owner)
     _, number, counts = np.unique(owner, return_inverse=True, return_counts=True)
     order = np.argsort(number, kind="stable")
     return list(np.split(order, np.cumsum(counts)[:-1]))

@@ -13,7 +13,7 @@ from hpcfl.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Photos):
-    """Folders train/CLIENT/CLASS of JPEG or PNG images, packed, and perhaps test/CLASS."""
+    """Folders train/CLIENT/CLASS of JPEG, PNG, TIFF or WebP, packed, and perhaps test/CLASS."""
 
     kind: ClassVar[str] = "image_folder"
 

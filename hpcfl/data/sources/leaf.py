@@ -24,6 +24,7 @@ from hpcfl.data.sources.shakespeare import ALPHABET, WINDOW
 from hpcfl.data.stand_in import Form, of_arrays, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
+from hpcfl.io.regular import open_write
 from hpcfl.types import Count, Examples, PathText
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "sizes")
@@ -77,7 +78,7 @@ class Leaf(DataConfig):
             arrays = self._parse(track)
             part = path.with_name(path.name + ".part")
             with preparation_errors(path):
-                with part.open("wb") as file:
+                with open_write(part) as file:
                     np.savez(file, allow_pickle=False, origin=np.array(origin), **arrays)
                 commit(part, path)
         elif sources:

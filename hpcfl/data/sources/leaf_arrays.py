@@ -41,9 +41,10 @@ def characters(y: list[Any]) -> NDArray[Any]:
 
 
 def integers(y: list[Any]) -> NDArray[Any]:
-    """Labels int64 [n]."""
+    """Labels int64 [n]; published files also hold 4.0 for 4."""
     for row, label in enumerate(y):
-        if type(label) is not int or abs(label) > 2**31:
+        whole = type(label) is int or (type(label) is float and label.is_integer())
+        if not whole or abs(label) > 2**31:
             raise ValueError(f"the label of row {row} is {_cut(label)}, expected an integer")
     return np.array(y, dtype=np.int64)
 

@@ -15,6 +15,7 @@ from hpcfl.data.sources import leaf_arrays
 from hpcfl.data.sources.shakespeare import ALPHABET
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
+from hpcfl.io.regular import read_text
 
 _KEYS = {"users": list, "num_samples": list, "user_data": dict}
 
@@ -113,7 +114,7 @@ def _parse(path: Path, kind: Kind) -> Any:
         return content
 
     try:
-        return json.loads(path.read_text("utf-8"), object_pairs_hook=shrink)
+        return json.loads(read_text(path), object_pairs_hook=shrink)
     except (OSError, ValueError, RecursionError) as error:
         message = f"{path}: not a readable JSON file: {error}"
         raise read_error(error, message, DataError) from error

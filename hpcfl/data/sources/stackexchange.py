@@ -33,6 +33,7 @@ from hpcfl.data.token_file import Source
 from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.errors import DataError
 from hpcfl.io.files import parse_json, read_error
+from hpcfl.io.regular import open_binary
 from hpcfl.seeds import stream
 from hpcfl.types import Share
 
@@ -181,7 +182,7 @@ def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
     """
     number = offset = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_binary(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
             while line := file.readline(_LONGEST):
                 number += 1
                 if len(line) == _LONGEST:
@@ -200,11 +201,11 @@ def _posts(path: Path) -> Iterator[tuple[str, int, int]]:
 def _plain(path: Path) -> Iterator[IO[bytes]]:
     """The file, or a decompressed copy of it, for reading at any offset."""
     if path.suffix != ".gz":
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             yield file
         return
     with TemporaryFile(dir=path.parent) as copy:
-        with gzip.open(path) as file:
+        with open_binary(path) as raw, gzip.open(raw) as file:
             copyfileobj(file, copy, 1 << 20)
         yield copy
 

@@ -33,6 +33,7 @@ from hpcfl.data.source_fingerprint import require_same_sources
 from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
+from hpcfl.io.regular import read_text
 from hpcfl.types import Count, Examples, PathText
 
 FOLDER = "tiny-imagenet-200"
@@ -106,7 +107,7 @@ class TinyImageNet(Coloured):
     def load(self, seed: int) -> Dataset:
         """Map the packed file."""
         path = self.packed
-        if not path.is_file():
+        if not path.exists():
             raise DataError(
                 f"{path}: not found; make it once by: "
                 f"{prepare_command('tiny_imagenet', self.root, changed_keys(self, ['subset']))}"
@@ -174,7 +175,7 @@ def _photos(root: Path, folder: Path, label: int) -> Iterator[Photo]:
 def _annotated(path: Path, classes: dict[str, int]) -> Iterator[Photo]:
     """The validation images: a line holds name, class and a box, separated by tabs."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         message = f"{path}: not a readable list of images: {error}"
         raise read_error(error, message, DataError) from error
