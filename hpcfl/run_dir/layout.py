@@ -44,7 +44,7 @@ from hpcfl.errors import DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import PART, write_file
 from hpcfl.io.code_file import KEPT, is_kept_name
-from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
+from hpcfl.io.files import READABLE, parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock_now
 from hpcfl.io.regular import KINDS
@@ -365,6 +365,9 @@ class RunDir:
             fd = regular.open_fd(self.lock_file)
         except FileNotFoundError:
             return False
+        except OSError as e:
+            message = f"{self.lock_file}: cannot be opened: {e.strerror}; {READABLE}"
+            raise file_error(e, message, StoreError) from e
         try:
             # A shared lock for a moment: a run that starts right now tries again (``lock_now``).
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -7,12 +7,15 @@ Each is refused in one line, or follows what it found; what is foreign stays as 
 import os
 import shutil
 import signal
+import subprocess
 from contextlib import contextmanager
 
 import pytest
 import yaml
 
 import hpcfl as api
+from hpcfl.run_dir.manifest import committed
+from tests.parallel.outcome import outcome
 from tests.rundirs import segment
 
 NEWEST = "checkpoints/00000004"
@@ -35,7 +38,7 @@ COMMANDS = {
     "best": ["export", "RUN", "--best", "-o", "OUT"],
     "sweep": ["sweep", "SWEEP", "--out", "RUNS"],
 }
-LIMIT_S = 5  # for a command that takes less than one second
+LIMIT_S = 60  # for a command that takes less than one second
 
 
 def link_to_file(path, foreign):
@@ -159,3 +162,81 @@ def test_what_is_foreign_stays_as_it_was(original, tmp_path, hpcfl, make, comman
             assert "Error: " in done.err[-1], (name, done.err)
             assert str(place) in done.err[-1], (name, done.err)
         shutil.rmtree(place)
+
+
+def test_two_directories_with_the_same_files(original, tmp_path, hpcfl):
+    """After ``cp -al`` or ``rsync --link-dest``, each goes on without harm to the other."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    shutil.copytree(original / "runs/seed0", run)
+    expected = tmp_path / "expected"
+    assert hpcfl("run", original / "job.yaml", "rounds=9", "--out", expected).code == 0
+    subprocess.run(["cp", "-al", run, copy], check=True)
+    kept = {found.round: outcome_at(run, found.round, hpcfl) for found in checkpoints(run)}
+
+    for path in (copy, run):
+        assert hpcfl("resume", path, "rounds=9", "checkpoint.keep=9").code == 0
+        other = run if path == copy else copy
+        assert {r: outcome_at(other, r, hpcfl) for r in kept} == kept
+        assert outcome(path)[1:3] == outcome(expected)[1:3]
+
+
+def checkpoints(run):
+    return committed(run / "checkpoints")
+
+
+def outcome_at(run, round, hpcfl):
+    """The model and the client states of a checkpoint, as they are exported."""
+    target = run.parent / "x.npz"
+    assert hpcfl("export", run, "--round", round, "--clients", "-o", target).code == 0
+    return target.read_bytes()
+
+
+def test_a_copy_that_is_made_while_the_run_goes_on(original, tmp_path, hpcfl):
+    """Rows that the copy needs are not written, also where the run no longer keeps them."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    shutil.copytree(original / "runs/seed0", run)
+    before = outcome_at(run, 4, hpcfl)
+    callback = LinkCopy(run, copy, at=6)
+    api.resume(run, ["rounds=20"], callbacks=[callback])
+    assert callback.made
+    assert 4 not in [found.round for found in checkpoints(run)]
+    assert outcome_at(copy, 4, hpcfl) == before
+
+
+class LinkCopy(api.Callback):
+    """Copies a run by hard links after a round."""
+
+    def __init__(self, run, copy, at):
+        self.run, self.copy, self.at, self.made = run, copy, at, False
+
+    def round(self, record, model):
+        if record["round"] == self.at:
+            subprocess.run(["cp", "-al", self.run, self.copy], check=True)
+            self.made = True
+
+
+@pytest.mark.parametrize("name", ["ranks/theirs", "checkpoints/00001000", "stores/theirs", "kept"])
+def test_a_folder_of_the_users_is_no_run(original, tmp_path, refused, name):
+    project = tmp_path / "project"
+    (project / name).mkdir(parents=True)
+    (project / name / "file").write_text("theirs")
+    before = content(project)
+    line = refused("run", original / "job.yaml", "--out", project)
+    assert f"{project}: holds {name.partition('/')[0]}, but no job.yaml" in line
+    assert content(project) == before
+
+
+def test_only_what_the_run_made_is_deleted(original, tmp_path, hpcfl):
+    run = tmp_path / "run"
+    shutil.copytree(original / "runs/seed0", run)
+    theirs = (
+        *("ranks/theirs/file", "ranks/0123abcd/file", "stores/deadbeef-r0000-s0000.h5"),
+        *("stores/shared/file", "checkpoints/00000001/file", "checkpoints/notes/file"),
+    )
+    for name in theirs:
+        (run / name).parent.mkdir(exist_ok=True, parents=True)
+        (run / name).write_text("theirs")
+    (run / "ranks/0123abcd/0000.json").write_text("left by a start that was killed")
+    assert hpcfl("resume", run, "rounds=9").code == 0
+    assert {name: (run / name).read_text() for name in theirs} == dict.fromkeys(theirs, "theirs")
+    assert not (run / "ranks/0123abcd/0000.json").exists()

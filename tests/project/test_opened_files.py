@@ -41,7 +41,6 @@ ALLOWED = {
     "io/cgroups.py": KERNEL,
     "io/live_files.py": "a file or folder of a live run, without waiting",
     "io/memory.py": KERNEL,
-    "io/new_hdf5.py": "written: HDF5 refuses a FIFO, and then it is a file of this process",
     "io/progress.py": "the null device",
     "io/regular.py": "it is the place",
     "job/packaged.py": OWN,
