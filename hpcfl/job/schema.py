@@ -67,7 +67,7 @@ class Store(Section):
     cache_gib: NonNegative = 1.0
     """Host memory per rank for states and the objects that hold them, in GiB."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the states between rounds, where the model's is wider; the model's when absent."""
+    """Of the states' vectors between rounds, where it is narrower than the model's."""
     dir: PathText | None = None
     """A folder on a disk of the node's own, for the rounds; checkpoints copy what changed."""
 
