@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar, cast
 
@@ -18,6 +17,7 @@ from rich.progress import Progress as RichProgress
 from rich.progress import track as rich_track
 from rich.table import Column
 
+from hpcfl.packages import installed
 from hpcfl.types import Record
 
 T = TypeVar("T")
@@ -232,7 +232,7 @@ def open_progress(
         return Progress()
     stream = until_unread(sys.stderr if stream is None else stream)
     console = Console(file=stream)
-    if has_bars(console) or (console.is_jupyter and find_spec("ipywidgets")):
+    if has_bars(console) or (console.is_jupyter and installed("ipywidgets")):
         return _Bar(job_name, rounds, start, console, clock)
     return _Lines(job_name, rounds, start, stream, clock, LINE_S)
 
