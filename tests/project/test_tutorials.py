@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from hpcfl import run
 from hpcfl.engine import loop
 from tests.forked import finish, python
 from tests.jobs import miniatures
@@ -213,18 +215,19 @@ def test_from_a_sweep_to_the_paper(shell):
     assert Path("figure.png").stat().st_size
 
 
-@pytest.mark.slow
-def test_a_factor_in_scaffolds_server_step(shell, tmp_path, monkeypatch):
+def test_a_factor_in_scaffolds_server_step(tmp_path, monkeypatch, own_process):
+    """The class of the page is SCAFFOLD where the factor is 1, and only there."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for language, block in blocks(FACTOR):
-        if language:
-            Path(block.partition("\n")[0].removeprefix("# ")).write_text(block)
-    (sweep, _), *reports = commands(FACTOR)
-    play_points(shell, sweep)
-    shell(sweep)
-    assert [len(table) for _, table in reports] == [15, 9]
-    for report, table in reports:
-        assert not absent(table, shell(report))
+    (block,) = [block for language, block in blocks(FACTOR) if language == "python"]
+    Path("scaled_scaffold.py").write_text(block)
+    scaled = "scaled_scaffold.ScaledScaffold, scale:"
+    one, same, other = (
+        run("quickstart", ["rounds=3", f"algorithm={{name: {name}}}"], out=f"{k}").x
+        for k, name in enumerate(("scaffold", f"{scaled} 1", f"{scaled} 2"))
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
 
 
 def compare_sweep_sample(lines):
