@@ -236,7 +236,7 @@ def test_check_says_who_asked_for_what_goes_ill_together(job, refused):
 @pytest.mark.parametrize("data", [[], ["--data"]])
 def test_the_advice_of_centralized_is_complete(job, refused, hpcfl, data):
     wanted = "algorithm={name: centralized}"
-    advice = re.findall(r"[a-z.]+=(?:\{.*?\}|\d)", refused("check", job, wanted))
+    advice = re.findall(r"[a-z.]+=(?:\{.*?\}|null)", refused("check", job, wanted))
     assert len(advice) == 3
     done = hpcfl("check", job, wanted, *advice, *data)
     assert (done.code, done.err) == (0, [])
