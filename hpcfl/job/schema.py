@@ -180,7 +180,7 @@ class Job(Section):
     seed: Seed = 0
     """Every random draw of the run follows from it."""
     executor: ExecutorName = "sequential"
-    """One client after the other, many at once, or whichever is found faster before round 1."""
+    """One client after the other, or many at once; auto: by the device and the model's layers."""
     block_size: Count | None = None
     """Clients at once; a cohort's, at most 32, when absent.  The bits of a result depend on it."""
     threads: Count = 1
