@@ -250,7 +250,6 @@ def random_job(root: Path, subject: Subject, work: BenchWork, device: str) -> di
         "device": device,
         "precision": subject.precision,
         "rounds": 1000,
-        "store": {"kind": "memory"},
     }
     if subject.model in IMAGES:
         write_images(root, count)

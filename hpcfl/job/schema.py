@@ -7,9 +7,9 @@ from functools import cache
 from json import dumps
 from pathlib import Path, PurePath
 from sys import maxsize
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.sampling import CohortConfig
@@ -58,22 +58,29 @@ class Checkpoint(Section):
         return round % self.every == 0 or round == rounds
 
 
+def _no_memory(kind: Any) -> Any:
+    if kind == "memory":
+        raise ValueError(
+            "memory is no kind any more; say hdf5, which keeps states in store.cache_gib of memory"
+        )
+    return kind
+
+
+StoreKind = Annotated[Literal["hdf5"], BeforeValidator(_no_memory)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Store(Section):
     """Where client states are stored."""
 
-    kind: Literal["hdf5", "memory"] = "hdf5"
-    """hdf5: in files, with a cache in memory; memory: in memory, written at checkpoints only."""
+    kind: StoreKind = "hdf5"
+    """hdf5: in files, with a cache in memory."""
     cache_gib: NonNegative = 1.0
     """Host memory per rank for states and the objects that hold them, in GiB."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the states' vectors between rounds, where it is narrower than the model's."""
     dir: PathText | None = None
     """A folder on a disk of the node's own, for the rounds; checkpoints copy what changed."""
-
-    def __post_init__(self) -> None:
-        if self.dir is not None and self.kind == "memory":
-            raise ValueError("dir: found with kind memory, which needs no disk; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +185,7 @@ class Job(Section):
     seed: Seed = 0
     """Every random draw of the run follows from it."""
     executor: ExecutorName = "sequential"
-    """One client after the other, many at once, or whichever is found faster before round 1."""
+    """One client after the other, or many at once; auto: by the device and the model's layers."""
     block_size: Count | None = None
     """Clients at once; a cohort's, at most 32, when absent.  The bits of a result depend on it."""
     threads: Count = 1

@@ -35,7 +35,7 @@ class Memory(NamedTuple):
     activations: int
     """Activations that a batch keeps for its backward pass, or has in an evaluation."""
     states: int
-    """The cache of client states, or all of them if the store is in memory; their index."""
+    """The cache of client states, and their index."""
     cohort: int
     """Uploads, new states, full gradients and last models of one round, until they are summed."""
     sums: int
@@ -101,7 +101,7 @@ def memory(
     # All means of full gradients have one buffer.
     sent = nbytes(schema.upload) + vector * bool(means)
     states = holding.states + holding.seen * (STATE_OVERHEAD + ALIGNMENT * len(schema.state))
-    cache = states if job.store.kind == "memory" else int(job.store.cache_gib * GIB)
+    cache = int(job.store.cache_gib * GIB)
     if states > cache:  # a cohort's were read, the next one's are, new ones are being written
         visit += 3 * nbytes(schema.state)
     whole, largest = job.evaluate.batch_size, max(map(len, components.rows))

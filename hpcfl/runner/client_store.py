@@ -7,10 +7,9 @@ from hpcfl.job.schema import Store
 from hpcfl.store.base import ClientStore
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
-from hpcfl.store.memory import MemoryStore
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import StateSchema
-from hpcfl.store.scratch import ScratchFolder, ScratchStore
+from hpcfl.store.scratch import ScratchStore, scratch_folder
 from hpcfl.store.shared import SharedStore, folder_of_shared
 
 GIB = 1 << 30
@@ -38,9 +37,7 @@ def make_client_store(
         return NullStore(rank)
     cache = int(config.cache_gib * GIB)
 
-    def build(folder: Path, schema: StateSchema, cache: int, name: str) -> ClientStore:
-        if config.kind == "memory":
-            return MemoryStore(folder, rank, session_id, clients, schema)
+    def build(folder: Path, schema: StateSchema, cache: int) -> ClientStore:
         row_per_round, disk = not schema.own.fields, config.dir
         # With a scratch disk, only the store there has a cache: the rounds read and write it.
         cache_of_permanent = cache if disk is None else 0
@@ -55,19 +52,15 @@ def make_client_store(
         )
         if disk is None:
             return permanent
-        own = ScratchFolder(Path(disk), root.parent, rank, session_id, name)
-        try:
-            scratch = Hdf5Store(
-                own.path, rank, session_id, clients, schema, cache, row_per_round=row_per_round
-            )
-        except BaseException:
-            own.close()
-            raise
+        own = scratch_folder(Path(disk), root.parent, rank)
+        scratch = Hdf5Store(
+            own, rank, session_id, clients, schema, cache, row_per_round=row_per_round
+        )
         return ScratchStore(scratch, permanent, own)
 
     if state_schema.own.fields and state_schema.shared.fields:
         # The states' own parts are mostly small: they get the cache they need, at most half of it.
         own = min(cache // 2, len(clients) * footprint(state_schema.own))
-        shared = build(folder_of_shared(root), state_schema.shared, cache - own, "shared")
-        return SharedStore(state_schema, build(root, state_schema.own, own, "own"), shared)
-    return build(root, state_schema, cache, "own")
+        shared = build(folder_of_shared(root), state_schema.shared, cache - own)
+        return SharedStore(state_schema, build(root, state_schema.own, own), shared)
+    return build(root, state_schema, cache)

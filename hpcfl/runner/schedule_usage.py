@@ -59,9 +59,8 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
     """
     job, population = components.job, len(components.rows)
     owner = assign_owners(components.clients.examples, ranks)
-    in_memory = job.store.kind == "memory"
     states = tuple(
-        DiskUsage(owner, ranks, part.bytes, job.checkpoint.keep, shared=common, memory=in_memory)
+        DiskUsage(owner, ranks, part.bytes, job.checkpoint.keep, shared=common)
         for part, common in (
             (components.stored_state.own, False),
             (components.stored_state.shared, True),

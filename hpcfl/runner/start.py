@@ -234,7 +234,8 @@ def _run(
             branch = request is not None and request.parent is not None
             # Also of a start that ended before its first checkpoint: its job is in the folder.
             begun = not branch and from_rank_0(comm, partial(present, folder.job))
-            components, line = choose_executor(components, comm, folder if begun else None)
+            with raise_collectively(comm):
+                components, line = choose_executor(components, folder if begun else None)
             ranks = ranks.with_notes(line)
         # Rank 0 alone writes to the terminal, so it alone measures.
         slow = bfloat16_warning(components.job, ranks.device) if comm.rank == 0 else None

@@ -1,1 +1,1 @@
-"""Stores of client states: in memory, or in HDF5 files."""
+"""Stores of client states in HDF5 files."""

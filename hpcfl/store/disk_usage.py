@@ -38,14 +38,13 @@ class DiskUsage:
         row_bytes: bytes of a row.
         keep: how many checkpoints are kept.
         shared: whether the clients of a rank and a round have one row together.
-        memory: whether the store is ``MemoryStore``, which writes a file for every checkpoint.
     """
 
     def __init__(
-        self, owner: IntArray, ranks: int, row_bytes: int, keep: int, *, shared: bool, memory: bool
+        self, owner: IntArray, ranks: int, row_bytes: int, keep: int, *, shared: bool
     ) -> None:
         self._owner, self._ranks = owner, ranks
-        self._keep, self._shared, self._memory = keep, shared, memory
+        self._keep, self._shared = keep, shared
         self._kept: deque[_Checkpoint] = deque()
         self._later = np.zeros(ranks, np.int64)  # new states of all kept ones but the oldest
         self._newest = 0  # the last round of which there is a state
@@ -70,11 +69,7 @@ class DiskUsage:
         if self._kept:
             self._later = self._later + new
         self._kept.append(_Checkpoint(self.states, new))
-        rows, files = self._kept[0].states + self._later, self._files
-        if self._memory:
-            states = np.array([checkpoint.states for checkpoint in self._kept])
-            rows, files = states.sum(0), (states > 0).sum(0)
-        self.rows, self._files = np.maximum(self.rows, rows), np.maximum(self._files, files)
+        self.rows = np.maximum(self.rows, self._kept[0].states + self._later)
         # After the maximum: the oldest checkpoint is deleted only when the new one is committed.
         if len(self._kept) > self._keep:
             self._kept.popleft()
@@ -86,10 +81,9 @@ class DiskUsage:
         Args:
             members: [ranks], the most clients of a cohort that a rank owns.
         """
-        if not self._memory:
-            spare = ROUNDS_BEFORE_COMMIT * (1 if self._shared else members)
-            self.rows += np.where(self.rows, spare, 0)
-            self._files = -(-self.rows // most_rows(self.row_bytes))
+        spare = ROUNDS_BEFORE_COMMIT * (1 if self._shared else members)
+        self.rows += np.where(self.rows, spare, 0)
+        self._files = -(-self.rows // most_rows(self.row_bytes))
 
     @property
     def bytes(self) -> IntArray:

@@ -4,27 +4,18 @@ Rounds save states on the node's disk, which may be lost with the node.  A resum
 directory alone.
 """
 
-import errno
-import fcntl
-import os
 import shutil
-import socket
+import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from zlib import crc32
 
-from hpcfl.errors import HpcflError
 from hpcfl.io.atomic import write_errors
-from hpcfl.io.lock import leads_to, locked
 from hpcfl.store.base import ClientStore
 from hpcfl.store.hdf5 import Hdf5Store, PinnedState
 from hpcfl.store.row_table import Table
-
-_TRIES = 10  # to make a file in a folder that others may find empty and remove
 
 
 class ScratchStore(ClientStore):
@@ -33,10 +24,10 @@ class ScratchStore(ClientStore):
     Args:
         scratch: the store on the node's disk.
         permanent: the store in the run directory.
-        folder: of the scratch store's files, closed with the store.
+        folder: of the scratch store's files (``scratch_folder``), removed when it is closed.
     """
 
-    def __init__(self, scratch: Hdf5Store, permanent: Hdf5Store, folder: "ScratchFolder") -> None:
+    def __init__(self, scratch: Hdf5Store, permanent: Hdf5Store, folder: Path) -> None:
         self._scratch, self._permanent, self._folder = scratch, permanent, folder
         self._on_scratch: set[int] = set()  # clients whose newest state is there
         self._changed: set[int] = set()  # since the last snapshot
@@ -94,7 +85,7 @@ class ScratchStore(ClientStore):
         self._copier.shutdown(cancel_futures=True)
         self._scratch.close()
         self._permanent.close()
-        self._folder.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _copy(self, pinned: Iterable[PinnedState], folder: Path) -> None:
         for clients, fetch in pinned:
@@ -110,127 +101,20 @@ class ScratchStore(ClientStore):
             future.result()
 
 
-class ScratchFolder:
-    """A rank's folder on the node's disk, DISK/hpcfl-RUN-DIGEST/SESSION/RANK/NAME.
+def scratch_folder(disk: Path, run: Path, rank: int) -> Path:
+    """Make a folder for a rank's files on the node's disk; closing the store removes it.
 
-    The file NAME.HOST.lock beside it is locked until the folder is closed or the process ends.  It
-    is locked before the folder is made: a folder whose lock nobody holds is what a killed session
-    left.  The name has the host because some file systems, also shared ones, have locks that other
-    hosts do not see.
+    What a killed process leaves there, nothing removes: the site's epilog does, or the user.
 
     Args:
-        disk: the folder that the job names.
-        run: the run directory.
-        rank: this rank's number.
-        session_id: a short name that no earlier start of the run had.
-        name: of the store.
+        disk: the folder that the job names; made if it is missing.
+        run: the run directory, whose name is part of the folder's.
+        rank: this rank's number, likewise.
 
     Raises:
         DiskError: the disk is full or fails.
         StoreError: it cannot be made for another reason.
     """
-
-    def __init__(self, disk: Path, run: Path, rank: int, session_id: str, name: str) -> None:
-        # Runs of one name in different places may use the same node's disk.
-        path = str(run.absolute())
-        root = disk / f"hpcfl-{run.name}-{crc32(path.encode()):08x}"
-        self.path = root / session_id / f"{rank:04d}" / name
-        self._lock = self.path.with_name(f"{name}{_suffix()}")
-        # Before anything is written, as it may be these that fill the disk.
-        with ExitStack() as stack:
-            with suppress(HpcflError):  # a full disk may have no room for the lock
-                # A rank waits for another that is removing them.
-                stack.enter_context(locked(disk / f".hpcfl-{os.geteuid()}"))
-            _remove_other_sessions(root, session_id)
-            _remove_unlocked(disk)
-        with write_errors(self.path):
-            self._fd = _hold(self._lock)
-            try:
-                self.path.mkdir(parents=True)
-            except OSError:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Remove it and release its lock."""
-        # A later session removes what cannot be removed now.
-        _remove(self._lock)
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-
-def _suffix() -> str:
-    """What follows the name of a folder in the name of its lock."""
-    return f".{socket.gethostname()}.lock"
-
-
-def _hold(lock: Path) -> int | None:
-    """Make and lock a file; return its descriptor, or None where there are no locks."""
-    for _ in range(_TRIES):
-        with suppress(FileNotFoundError):  # the folder was empty, and another process removed it
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            except OSError:
-                os.close(fd)
-                lock.unlink()  # without it nobody removes the folder
-                return None
-            if leads_to(lock, fd):
-                return fd
-            os.close(fd)  # another process found it unlocked, and has removed it
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(lock))
-
-
-def _remove_other_sessions(root: Path, session_id: str) -> None:
-    """Remove what earlier sessions of the run left, on any host and without a lock, too.
-
-    A session that is alive is of another container, whose run directory has the same path there.
-    """
-    with suppress(OSError):
-        for other in root.iterdir():
-            if other.name != session_id and not _is_alive(other):
-                shutil.rmtree(other, ignore_errors=True)  # another rank may be removing it, too
-
-
-def _is_alive(session: Path) -> bool:
-    """Whether a process that this host knows holds the lock of a folder of a session."""
-    for lock in session.glob("*/*.lock"):
-        with suppress(OSError):  # another rank has removed it
-            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            finally:
-                os.close(fd)
-    return False
-
-
-def _remove_unlocked(disk: Path) -> None:
-    """Remove what killed sessions of other runs left, of this user and on this host."""
-    locks: list[Path] = []
-    with suppress(OSError):  # another process may be removing some of them
-        locks += disk.glob(f"hpcfl-*-????????/*/*/*{_suffix()}")
-    for lock in locks:
-        with suppress(OSError):
-            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                # Fails where it is held, and where the file system has no locks.
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if leads_to(lock, fd) and os.fstat(fd).st_uid == os.geteuid():
-                    _remove(lock)
-            finally:
-                os.close(fd)
-
-
-def _remove(lock: Path) -> None:
-    """Remove a folder whose lock this process holds, then the lock, then what is empty around."""
-    folder = lock.with_name(lock.name.removesuffix(_suffix()))
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # not empty: another rank's folder is there
-        if not folder.exists():
-            lock.unlink(missing_ok=True)  # gone already where there are no locks
-        for empty in list(lock.parents)[:3]:  # the rank's, the session's, the run's
-            empty.rmdir()
+    with write_errors(disk):
+        disk.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"hpcfl-{run.name}-{rank:04d}-", dir=disk))

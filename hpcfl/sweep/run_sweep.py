@@ -204,7 +204,7 @@ class _Scheduler:
             most = cores() // (sweep.ranks * threads)
             self._why = f"{cores()} cores over {sweep.ranks} rank(s) of {threads} thread(s)"
         self._slots = parallel or max(1, most)
-        caches = [job.store.cache_gib for job in jobs if job.store.kind == "hdf5"]
+        caches = [job.store.cache_gib for job in jobs]
         self._cache = int(sweep.ranks * max(caches, default=0.0) * GIB)
         self._largest = 0  # bytes, of the runs that have completed a round
 

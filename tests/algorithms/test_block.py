@@ -1,22 +1,23 @@
 """Many clients at once are one client after the other, up to rounding, for every algorithm."""
 
-import re
 from dataclasses import dataclass
 from itertools import permutations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
+import hpcfl
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner import choose_executor
-from hpcfl.runner.start import start
+from hpcfl.runner.choose_executor import rule
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
@@ -126,50 +127,43 @@ def test_the_job_says_what_does_not_go_together(tmp_path):
         read(tmp_path, job)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "mime", "fedhbm"])
-def test_auto_takes_the_faster_one_and_keeps_it(tmp_path, name):
-    job = tree(tmp_path, softmax_problem(), {"name": name}, rounds=2, executor="auto")
-    run = play(tmp_path, job)
-    chosen = load(run.path / "job.yaml").job
+AUTO_JOB = {"rounds": 2, "executor": "auto", "cohort": {"kind": "uniform", "size": 9}}
+
+
+def test_auto_follows_a_rule_and_writes_it_into_the_job(tmp_path):
+    problem = softmax_problem(sizes=9 * [2])
+    run = play(tmp_path, tree(tmp_path, problem, {"name": "fedhbm"}, **AUTO_JOB))
+    assert load(run.path / "job.yaml").job.executor == "block"
     (told,) = [line for line in RunDir(run.path).last_start["notes"] if "executor" in line]
-    alone, many = map(float, re.findall(r"([\d.e+-]+) ms", told))
-    block = chosen.executor == "block"
-    assert many <= alone if block else alone <= many
-    assert chosen.block_size == (6 if block else None)
-    assert told.startswith(f"executor: {chosen.executor} (a step of a client: ")
-    later = start(read(tmp_path, {**job, "rounds": 3}), run.path, continued=True)
-    assert later.rounds == 3
-    assert load(run.path / "job.yaml").job.executor == chosen.executor
+    assert told == "executor: block (auto: on a CPU, with a small model of dense layers)"
+    again = hpcfl.run(run.path / "job.yaml", out=tmp_path / "again")
+    assert torch.equal(again.x, run.x)
 
 
-@pytest.mark.parametrize("faster", ["sequential", "block"])
-def test_auto_takes_what_took_less(tmp_path, monkeypatch, faster):
-    seconds = {"sequential": 1.0, "block": 1.0, faster: 0.5}
-    monkeypatch.setattr(
-        choose_executor, "_seconds", lambda parts, executor, clients: seconds[parts.job.executor]
+@pytest.mark.parametrize(
+    ("device", "model", "cohort", "executor"),
+    [
+        ("cpu", nn.Linear(10, 10), 8, "block"),
+        ("cpu", nn.Linear(10, 10), 7, "sequential"),
+        (
+            "cpu",
+            nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300)),
+            32,
+            "sequential",
+        ),
+        ("cpu", nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10)), 32, "sequential"),
+        ("cuda", nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10)), 1, "block"),
+        ("cuda", nn.LSTM(4, 4), 32, "sequential"),
+    ],
+)
+def test_the_rule_needs_no_clock(device, model, cohort, executor):
+    found = SimpleNamespace(
+        device=torch.device(device),
+        model=model,
+        x0=parameters_to_vector(model.parameters()),
+        concurrent_clients=cohort,
     )
-    cohort = {"kind": "uniform", "size": 5}
-    job = tree(tmp_path, softmax_problem(), {"name": "fedavg"}, cohort=cohort, executor="auto")
-    for ranks, size in ((1, 5), (2, 3)):
-        found = choose_executor._measure(parts(tmp_path, job), ranks)
-        assert (found.executor, found.block_size) == (faster, size)
-
-
-def test_auto_counts_the_steps_of_clients_that_have_finished(tmp_path, monkeypatch):
-    """One client of 16 steps in a cohort with seven of one: 23 of 128 steps train a client."""
-    monkeypatch.setattr(
-        choose_executor,
-        "_seconds",
-        lambda parts, executor, clients: {"sequential": 1.0, "block": 0.5}[parts.job.executor],
-    )
-    problem = softmax_problem(sizes=[32] + 7 * [2])
-    job = tree(tmp_path, problem, {"name": "fedavg"}, executor="auto")
-    job["local"] = {"epochs": 1, "batch_size": 2, "lr": 0.3}
-    found = choose_executor._measure(parts(tmp_path, job), 1)
-    assert (found.executor, found.sequential_s) == ("sequential", 1.0)
-    assert found.idle == pytest.approx(1 - 23 / 128)
-    assert found.block_s == pytest.approx(0.5 * 128 / 23)
-    assert "in blocks of 8, 82% of whose steps are idle" in str(found)
+    assert rule(found)[0] == executor
 
 
 class InPlace(FedAvg):
@@ -186,10 +180,10 @@ def test_what_cannot_be_done_at_once_is_told_or_done_alone(tmp_path):
     with pytest.raises(JobError, match=r"executor: block cannot train .*; say executor=sequential"):
         play(tmp_path, {**job, "executor": "block"})
     assert not list(tmp_path.glob("run*"))
-    run = play(tmp_path, {**job, "executor": "auto"})
+    nine = tree(tmp_path, softmax_problem(sizes=9 * [2]), job["algorithm"], **AUTO_JOB)
+    run = play(tmp_path, nine)
     (told,) = [line for line in RunDir(run.path).last_start["notes"] if "executor" in line]
-    assert "executor: sequential (" in told
-    assert "because executor: block cannot train" in told
+    assert "executor: sequential (auto: executor: block cannot train" in told
 
 
 @pytest.mark.parametrize("size", [7, 100_000])

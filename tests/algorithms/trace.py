@@ -98,7 +98,7 @@ def trace(job: Mapping[str, Any]) -> Trace:
 
 @cache
 def _played(job: str) -> Trace:
-    tree = {**json.loads(job), "checkpoint": {"every": 1}, "store": {"kind": "memory"}}
+    tree = {**json.loads(job), "checkpoint": {"every": 1}}
     parts = build_components(load(tree), torch.device("cpu"))
     gradient, sizes = _Heard(parts), list(map(len, parts.rows))
     server = parts.algorithm.init_server(parts.x0)

@@ -16,7 +16,7 @@ from hpcfl.errors import StoreError
 from hpcfl.io import checksum
 from hpcfl.run_dir.log import LogPosition
 from hpcfl.run_dir.manifest import FORMAT, INITIAL, committed, prune, read
-from hpcfl.store.memory import MemoryStore
+from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import Field, StateSchema
@@ -47,7 +47,7 @@ def commit(tmp_path):
     """Commits a round; the states of two clients hold its number."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "stores").mkdir()
-    store = MemoryStore(tmp_path / "stores", 0, "0123abcd", range(2), SCHEMA)
+    store = Hdf5Store(tmp_path / "stores", 0, "0123abcd", range(2), SCHEMA, 1 << 20)
 
     def go(round, keep=2):
         for client in range(2):

@@ -104,15 +104,13 @@ def test_when_checkpoints_are_committed(tmp_path, checkpoint, kept):
     assert [c.round for c in committed(path / "checkpoints")] == kept
 
 
-@pytest.mark.parametrize("kind", ["hdf5", "memory"])
-def test_the_clients_of_a_round_keep_its_model_once(tmp_path, kind):
+def test_the_clients_of_a_round_keep_its_model_once(tmp_path):
     """As long as one of them was in no round since: a checkpoint names no more rows."""
     cohorts = [[0, 1, 2], [3, 4, 5], [0], [1, 2], [0, 1]]
     changes = {
         "algorithm": {"name": "localghb"},
         "cohort": {"kind": "replay", "rounds": cohorts},
         "rounds": 5,
-        "store": {"kind": kind},
         "checkpoint": {"every": 1, "keep": 9},
     }
     path = play(tmp_path, job(tmp_path, **changes)).path
@@ -319,9 +317,9 @@ def test_states_that_were_read_are_let_go_before_the_new_ones_come(tmp_path, mon
             super().__init__(schema)
             shelves.append(self)
 
-    monkeypatch.setattr("hpcfl.store.memory.StateArena", Noted)
+    monkeypatch.setattr("hpcfl.store.hdf5.StateArena", Noted)
     monkeypatch.setattr("hpcfl.store.arena.BLOCK_BYTES", 1)  # a block a state
-    cohort, store = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4]] * 3}, {"kind": "memory"}
-    play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, store=store, executor=executor))
+    cohort = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4]] * 3}
+    play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, executor=executor))
     (shelf,) = shelves
     assert len(shelf._blocks) == 6

@@ -41,10 +41,10 @@ def groups(monkeypatch):
     return taken, after
 
 
-@pytest.mark.parametrize("store", [{"kind": "hdf5", "cache_gib": 0.0}, {"kind": "memory"}])
+@pytest.mark.parametrize("cache", [0.0, 1.0])
 @pytest.mark.parametrize("executor", ["sequential", "block"])
-def test_every_client_has_a_state_and_round_0_a_line(tmp_path, groups, store, executor):
-    result = play(tmp_path, job(tmp_path, store=store, executor=executor))
+def test_every_client_has_a_state_and_round_0_a_line(tmp_path, groups, cache, executor):
+    result = play(tmp_path, job(tmp_path, store={"cache_gib": cache}, executor=executor))
     assert groups[0] == [[0, 1], [2, 3], [4, 5]]
     assert [record["round"] for record in result.log] == [0, 1, 2, 3, 4]
     first = result.log[0]

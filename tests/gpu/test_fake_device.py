@@ -118,7 +118,6 @@ def small_job(data, algorithm, **changes):
         "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
         "rounds": 3,
         "block_size": 2 if changes.get("executor") == "block" and not pooled else None,
-        "store": {"kind": "memory"},
         **changes,
     }
 
@@ -182,7 +181,7 @@ def test_a_number_of_the_client_is_an_upload(tmp_path, problem, executor):
         {"reduction": "fast"},
         {"precision": "float64"},
         {"precision": "bf16"},
-        {"weights": "uniform", "store": {"kind": "memory", "dtype": "bfloat16"}},
+        {"weights": "uniform", "store": {"dtype": "bfloat16"}},
         {
             "diagnostics": {
                 "consistency": True,
@@ -287,7 +286,6 @@ def model_job(name, root):
         "algorithm": {"name": "localghb"},
         "local": {"steps": 1 if large else 2, "batch_size": 2, "lr": 0.01},
         "rounds": 1 if large else 2,
-        "store": {"kind": "memory"},
     }
 
 

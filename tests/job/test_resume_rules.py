@@ -89,7 +89,7 @@ def test_what_is_named_exists():
 
 def test_the_mark_is_of_what_must_not_change():
     whole = job_fingerprint(settings())
-    for change in ("rounds=9", "evaluate.every=3", "checkpoint.keep=5", "store.kind=memory"):
+    for change in ("rounds=9", "evaluate.every=3", "checkpoint.keep=5", "store.cache_gib=0"):
         assert job_fingerprint(settings(change)) == whole, change
     for change in ("seed=1", "local.lr=0.2", "evaluate.batch_size=7", "threads=2"):
         assert job_fingerprint(settings(change)) != whole, change

@@ -109,7 +109,7 @@ def shrunk(tree, root):
         local["epochs"] = 1
     if local["batch_size"] != "full":
         local["batch_size"] = 2
-    return tree | {"rounds": 2, "evaluate": {}, "store": {"kind": "memory"}, "device": "cpu"}
+    return tree | {"rounds": 2, "evaluate": {}, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")

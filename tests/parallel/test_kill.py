@@ -29,10 +29,10 @@ def whole(tmp_path_factory):
     [
         (0, "one", [2, 3, 1], "hdf5", "fedhbm"),
         pytest.param(1, "all", [3, 2, 2], "hdf5", "adabest", marks=long_form),
-        pytest.param(2, "one", [3, 3, 2], "memory", "fedhbm", marks=long_form),
+        pytest.param(2, "one", [3, 3, 2], "hdf5", "fedhbm", marks=long_form),
         pytest.param(3, "all", [1, 2, 3], "hdf5", "fedmim", marks=long_form),
         pytest.param(4, "one", [2, 2, 3], "hdf5", "localghb", marks=long_form),
-        (5, "all", [3, 1, 1], "memory", "localghb"),
+        (5, "all", [3, 1, 1], "hdf5", "localghb"),
     ],
 )
 def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):

@@ -40,10 +40,8 @@ JOBS = {
     "lenet-block": {**LENET, "algorithm": {"name": "fedhbm"}, **BLOCK},
     "digits": DIGITS,
     "digits-block": {**DIGITS, "algorithm": {"name": "scaffold"}, **BLOCK},
-    "digits-memory": {**DIGITS, "store": {"kind": "memory"}},
     "digits-no-cache": {**DIGITS, "store": {"cache_gib": 0.0}},
     "digits-localghb": {**DIGITS, "algorithm": LOCALGHB},
-    "digits-localghb-memory": {**DIGITS, "algorithm": LOCALGHB, "store": {"kind": "memory"}},
     "digits-localghb-no-cache": {**DIGITS, "algorithm": LOCALGHB, "store": {"cache_gib": 0.0}},
     "digits-scaffold": {**DIGITS, "algorithm": SCAFFOLD_1, "weights": "uniform"},
     "digits-momentum": {
@@ -60,7 +58,7 @@ LEADING = ["lenet-fedavg", "lenet-scaffold", "lenet-fedhbm", "digits"]
 STOPPED = [
     *LEADING,
     "digits-block",
-    "digits-memory",
+    "digits-no-cache",
     "digits-scaffold",
     *(n for n in JOBS if "localghb" in n),
 ]
@@ -133,10 +131,9 @@ def test_the_jobs_exercise_what_they_should(alone):
 
 def test_the_store_does_not_show(alone):
     one = outcome(alone / "digits")
-    assert outcome(alone / "digits-memory") == one == outcome(alone / "digits-no-cache")
+    assert one == outcome(alone / "digits-no-cache")
     assert outcome(alone / "digits-bf16").server != one.server
     one = outcome(alone / "digits-localghb")
-    assert outcome(alone / "digits-localghb-memory") == one
     assert outcome(alone / "digits-localghb-no-cache") == one
 
 

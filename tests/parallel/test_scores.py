@@ -25,7 +25,7 @@ JOB = {
 JOBS = {
     "held": {**JOB, "data": {**JOB["data"], "holdout": 0.3, "validation": {"share": 0.2}}},
     "clients": {**JOB, "data": {**JOB["data"], "validation": {"share": 0.1, "of": "clients"}}},
-    "uniform": {**JOB, "weights": "uniform", "store": {"kind": "memory"}},
+    "uniform": {**JOB, "weights": "uniform"},
 }
 SCORES = {
     "test_loss", "test_accuracy", "test_top5_accuracy", "train_objective", "local_model_clients",

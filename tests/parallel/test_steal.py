@@ -37,7 +37,7 @@ METHODS = {
     },
     "scaffold": {"algorithm": {"name": "scaffold", "option": 1}, "store": {"dtype": "bfloat16"}},
     "localghb": {"algorithm": {"name": "localghb"}, "store": {"cache_gib": 0.0}},
-    "adabest": {"algorithm": {"name": "adabest"}, "store": {"kind": "memory"}},
+    "adabest": {"algorithm": {"name": "adabest"}},
 }
 
 

@@ -25,7 +25,6 @@ JOBS = {
     "steal": {"balance": "steal"},
     "option-1": {"algorithm": WARM | {"option": 1}, "precision": "float32"},
     "bfloat16": {"store": {"dtype": "bfloat16"}, "balance": "steal"},
-    "memory": {"store": {"kind": "memory"}},
     "no-cache": {"store": {"cache_gib": 0.0}},
     "block": {"executor": "block", "block_size": 2},
     "block-steal": {"executor": "block", "block_size": 2, "balance": "steal"},
@@ -67,7 +66,7 @@ def test_all_clients_have_states(alone):
     for name, found in alone.items():
         assert len(found.clients) == len(SIZES), name
         assert found.log[0]["round"] == 0, name
-    assert alone["memory"] == alone["no-cache"] == alone["owner"] == alone["steal"]
+    assert alone["no-cache"] == alone["owner"] == alone["steal"]
     assert alone["block"] == alone["block-steal"]
 
 
@@ -84,7 +83,7 @@ def test_on_any_number_of_ranks(alone, play, ranks, backend):
 
 
 def test_stopped_and_resumed_on_another_number_of_ranks(alone, play):
-    names = ["owner", "bfloat16", "memory"]
+    names = ["owner", "bfloat16", "no-cache"]
     found, folder = play(3, names, stop=1)
     for name in names:
         assert [line["round"] for line in found[name].log] == [0, 1]

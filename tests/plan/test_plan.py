@@ -252,32 +252,26 @@ def size(root):
         ("localghb", ["evaluate.best=true", "diagnostics.cosine=true"]),
     ],
 )
-@pytest.mark.parametrize("kind", ["hdf5", "memory"])
-def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more, kind):
+def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more):
     """The stores to the byte; a checkpoint within 100 bytes and 5 %."""
     changes = [
         *more,
-        f"algorithm={{name: {algorithm}}}", f"store.kind={kind}", "data.clients=20", "rounds=11",
+        f"algorithm={{name: {algorithm}}}", "data.clients=20", "rounds=11",
         "cohort.size=3", "checkpoint={every: 3, keep: 2}",
     ]  # fmt: skip
     out = tmp_path / "run"
     assert hpcfl("run", job, *changes, "--out", out).code == 0
     found = planned(job, *changes)
-    if kind == "hdf5":
-        assert size(out / "stores") == found.disk_budget.stores
-    else:  # the oldest file is gone once the next is there
-        assert size(out / "stores") <= found.disk_budget.stores
+    assert size(out / "stores") == found.disk_budget.stores
     newest = max((out / "checkpoints").iterdir())
     assert size(newest) == pytest.approx(found.disk_budget.checkpoint, rel=0.05, abs=100)
     assert len(list((out / "checkpoints").iterdir())) == found.disk_budget.checkpoints - 1
     aside = ("events", "history.jsonl", "job.yaml", "log.jsonl")
     taken = sum(size(part) for part in out.iterdir() if part.name not in aside)
-    if kind == "hdf5":  # one checkpoint less than while the oldest goes
-        assert taken == pytest.approx(
-            found.disk_budget.total - found.disk_budget.checkpoint, rel=0.05, abs=200
-        )
-    else:
-        assert taken <= found.disk_budget.total
+    # One checkpoint less than while the oldest goes.
+    assert taken == pytest.approx(
+        found.disk_budget.total - found.disk_budget.checkpoint, rel=0.05, abs=200
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,6 @@ ALLOWED = {
     "run_dir/tensorboard.py": NEW,
     "runner/environment.py": KERNEL,
     "runner/rank_layout.py": KERNEL,
-    "store/scratch.py": "a lock file of its own, without following links",
     "sweep/resources.py": KERNEL,
 }
 """Modules, or FILE:FUNCTION, that open files otherwise, and why they may."""

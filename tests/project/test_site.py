@@ -37,7 +37,14 @@ def keys(generate):
 @pytest.mark.parametrize("page", ["quickstart.yaml", "cifar10/fedhbm_noniid.yaml"])
 def test_every_key_of_a_job_has_a_row(page, keys):
     job = flatten(load(ROOT / "jobs" / page).tree)
-    named = {"data.kind", "data.partition.kind", "model.name", "cohort.kind", "algorithm.name"}
+    named = {
+        "data.kind",
+        "data.partition.kind",
+        "model.name",
+        "cohort.kind",
+        "algorithm.name",
+        "store.kind",
+    }
     other = {"algorithm.beta", "algorithm.first", "algorithm.nesterov", "algorithm.participation"}
     assert set(job) - named - other <= set(keys)
 

@@ -83,13 +83,12 @@ def test_client_states(job, tmp_path, hpcfl):
         assert (found["state_z"][0] != found["state_z"][1]).any()
 
 
-@pytest.mark.parametrize("kind", ["hdf5", "memory"])
-def test_client_states_that_lie_in_two_parts(job, tmp_path, hpcfl, kind):
+def test_client_states_that_lie_in_two_parts(job, tmp_path, hpcfl):
     """What localghb keeps is the server's model before the client's last round."""
     run, target = tmp_path / "ghb", tmp_path / "x.npz"
     cohort = "cohort={kind: replay, rounds: [[0, 1, 2], [2], [0], [0, 3]]}"
     keep = "checkpoint={every: 1, keep: 9}"
-    settings = ("algorithm={name: localghb}", cohort, keep, f"store.kind={kind}")
+    settings = ("algorithm={name: localghb}", cohort, keep)
     assert hpcfl("run", job, *settings, "--out", run).code == 0
     assert hpcfl("export", run, "-o", target, "--clients").code == 0
     with np.load(target) as found:

@@ -88,7 +88,7 @@ def test_a_file_or_folder_goes(disturbed, happens, name):
     assert [found.round for found in committed(out / "checkpoints")] == [2]
 
 
-@pytest.mark.parametrize("store", ["{kind: hdf5}", "{kind: memory}", "{dir: DIR}"])
+@pytest.mark.parametrize("store", ["{kind: hdf5}", "{dir: DIR}"])
 @pytest.mark.parametrize("happens", [delete, replace])
 def test_a_segment_goes(disturbed, tmp_path, happens, store):
     def segment(out):
@@ -172,5 +172,5 @@ def test_what_is_put_back_can_be_resumed(disturbed, hpcfl, job, tmp_path):
 def test_no_file_stays_open(job, tmp_path, hpcfl):
     fds = Path("/proc/self/fd")
     before = len(list(fds.iterdir()))
-    assert hpcfl("run", job, "store.kind=memory", "--out", tmp_path / "run").code == 0
+    assert hpcfl("run", job, "--out", tmp_path / "run").code == 0
     assert len(list(fds.iterdir())) <= before

@@ -106,19 +106,6 @@ def test_the_last_rounds_count_from_the_new_end(run, hpcfl):
     assert [r["round"] for r in log if "test_loss" in r] == [0, 2, 4, 7, 8]
 
 
-@pytest.mark.parametrize("name", ["fedhbm", "localghb"])
-def test_another_kind_of_store(job, tmp_path, hpcfl, name):
-    """And back; segments that a store in memory wrote are taken over and grow."""
-    method = f"algorithm={{name: {name}}}"
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    assert hpcfl("run", job, method, "rounds=9", "--out", whole).code == 0
-    assert hpcfl("run", job, method, "rounds=3", "--out", out).code == 0
-    for number, kind in ((6, "memory"), (9, "hdf5")):
-        assert hpcfl("resume", out, f"rounds={number}", f"store.kind={kind}").code == 0
-    found, expected = outcome(out), outcome(whole)
-    assert (found.server, found.clients) == (expected.server, expected.clients)
-
-
 @pytest.mark.parametrize("command", ["resume", "status", "report", "watch"])
 def test_a_change_by_hand_is_refused(run, refused, command):
     """It could be damage: 4 and 6 differ in one bit."""

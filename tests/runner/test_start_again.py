@@ -9,7 +9,6 @@ import yaml
 import hpcfl
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import choose_executor
-from hpcfl.runner.choose_executor import Choice
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts, text
 
@@ -107,22 +106,18 @@ def test_free_keys_may_be_changed_before_the_first_checkpoint(go, whole, tmp_pat
     assert outcome(run) == whole
 
 
-def test_the_executor_that_was_chosen_is_kept_before_the_first_checkpoint(
-    go, job, tmp_path, monkeypatch, refused
-):
-    """The clock may choose another one, and another number of ranks another block size."""
-    run = tmp_path / "run"
-    for chosen in (Choice("block", 3, 1.0, 0.5), Choice("sequential", 2, 0.5, 1.0)):
-        monkeypatch.setattr(choose_executor, "_measure", lambda *_, chosen=chosen: chosen)
-        done = go("executor=auto", "cohort.size=3")
+@pytest.mark.parametrize("begun", ["before the first checkpoint", "after it"])
+def test_a_run_keeps_the_executor_it_began_with(go, job, tmp_path, monkeypatch, refused, begun):
+    """On a device of another kind the rule gives another one."""
+    run, words = tmp_path / "run", ("executor=auto", "cohort.size=3")
+    for executor in ("block", "sequential"):
+        monkeypatch.setattr(choose_executor, "rule", lambda _, found=executor: (found, "a reason"))
+        done = go(*words)
         assert done.code == 0, done.err
-        found = yaml.safe_load((run / "job.yaml").read_text())
-        assert (found["executor"], found["block_size"]) == ("block", 3)
-        forget_rounds(run)
-    line = refused(
-        "run", job, "--out", run, "--continue", "executor=auto", "cohort.size=3", "block_size=2"
-    )
-    assert "holds a run of another job: block_size is 3 there, 2 here" in line
+        assert yaml.safe_load((run / "job.yaml").read_text())["executor"] == "block"
+        forget_rounds(run) if begun == "before the first checkpoint" else unfinish(run)
+    line = refused("run", job, "--out", run, "--continue", *words, "block_size=2")
+    assert "block_size is null there, 2 here" in line
 
 
 def test_free_keys_may_be_changed(go, job, tmp_path, hpcfl):
@@ -218,8 +213,7 @@ def test_cohorts_that_are_all_empty_are_refused(job, tmp_path, refused):
 
 def test_auto_may_have_a_block_size_that_its_choice_does_not_need(go, tmp_path, monkeypatch):
     """The same command goes on."""
-    chosen = Choice("sequential", 2, 0.5, 1.0)
-    monkeypatch.setattr(choose_executor, "_measure", lambda *_: chosen)
+    monkeypatch.setattr(choose_executor, "rule", lambda _: ("sequential", "a reason"))
     words = ("executor=auto", "block_size=2")
     assert go(*words).code == 0
     unfinish(tmp_path / "run")

@@ -9,7 +9,7 @@ from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
-from hpcfl.store.scratch import ScratchFolder, ScratchStore
+from hpcfl.store.scratch import ScratchStore, scratch_folder
 from hpcfl.store.segment import Segment
 
 CLIENTS, COHORT, ROUNDS = 20, 8, 25
@@ -71,10 +71,8 @@ def test_every_state_and_every_checkpoint_is_right(
     random, size = Random(seed), cached * footprint(schema)
     store = Hdf5Store(root, 0, "a", range(CLIENTS), schema, size)
     if scratch:
-        near = ScratchFolder(tmp_path / "disk", tmp_path, 0, "b", "own")
-        store = ScratchStore(
-            Hdf5Store(near.path, 0, "b", range(CLIENTS), schema, size), store, near
-        )
+        near = scratch_folder(tmp_path / "disk", tmp_path, 0)
+        store = ScratchStore(Hdf5Store(near, 0, "b", range(CLIENTS), schema, size), store, near)
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     checkpoints, newest = Checkpoints(store, folder, root, schema, bits), {}

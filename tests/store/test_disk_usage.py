@@ -8,7 +8,6 @@ import torch
 
 from hpcfl.store.disk_usage import SEGMENT_HEADER, DiskUsage
 from hpcfl.store.hdf5 import Hdf5Store
-from hpcfl.store.memory import MemoryStore
 from hpcfl.store.schema import Field, StateSchema
 
 CLIENTS = 90
@@ -34,7 +33,7 @@ def test_rows_by_hand():
     does not; the newest names two more.  Two rounds may go on, with a client each of rank 0, seven
     each of rank 1.
     """
-    found = DiskUsage(np.array([0, 0, 1]), 2, 1 << 30, keep=2, shared=False, memory=False)
+    found = DiskUsage(np.array([0, 0, 1]), 2, 1 << 30, keep=2, shared=False)
     found.commit(last(0, 0, 0))
     assert found.bytes.tolist() == [0, 0]
     found.commit(last(1, 0, 0))
@@ -50,7 +49,7 @@ def test_rows_by_hand():
 
 
 def test_a_rank_that_sees_no_client_needs_nothing():
-    found = DiskUsage(np.array([0, 1]), 2, 8, keep=2, shared=False, memory=False)
+    found = DiskUsage(np.array([0, 1]), 2, 8, keep=2, shared=False)
     found.commit(last(1, 0))
     found.add_spare_rows(last(1, 0))
     assert found.bytes.tolist() == [3 * 8 + SEGMENT_HEADER, 0]
@@ -59,35 +58,30 @@ def test_a_rank_that_sees_no_client_needs_nothing():
 def test_a_shared_row_stands_for_a_round():
     """Rank 0's clients were last seen in the rounds 3, 3, 5; rank 1's in 3 and never."""
     owner = np.array([0, 0, 0, 1, 1])
-    found = DiskUsage(owner, 2, 8, keep=2, shared=True, memory=False)
+    found = DiskUsage(owner, 2, 8, keep=2, shared=True)
     found.commit(last(3, 3, 5, 3, 0))
     assert found.states.tolist() == [2, 1]
-    alone = DiskUsage(owner, 2, 8, keep=2, shared=False, memory=False)
+    alone = DiskUsage(owner, 2, 8, keep=2, shared=False)
     alone.commit(last(3, 3, 5, 3, 0))
     assert alone.states.tolist() == [3, 1]
 
 
-@pytest.mark.parametrize("kind", [Hdf5Store, MemoryStore])
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
+def test_a_store_takes_as_much(tmp_path, monkeypatch, keep):
     """Random visits, two rounds of which go on during every commit; the bytes of the files."""
     monkeypatch.setattr("hpcfl.store.row_allocator.FILE_BYTES", 32 * 400)
-    in_memory = kind is MemoryStore
     random = np.random.default_rng(keep)
     visits = {t: random.choice(CLIENTS, 5, replace=False).tolist() for t in range(1, 41)}
-    found = DiskUsage(
-        np.zeros(CLIENTS, np.int64), 1, SCHEMA.bytes, keep, shared=False, memory=in_memory
-    )
+    found = DiskUsage(np.zeros(CLIENTS, np.int64), 1, SCHEMA.bytes, keep, shared=False)
     root = tmp_path / "stores"
     root.mkdir()
-    seen, taken = np.zeros(CLIENTS, np.int64), []
+    seen = np.zeros(CLIENTS, np.int64)
     for t, clients in visits.items():
         seen[clients] = t
         if t % 4 == 0:
             found.commit(seen.copy())
-            taken.append(found.bytes.tolist())
     found.add_spare_rows(np.array([5]))
-    store = kind(root, 0, "a", list(range(CLIENTS)), SCHEMA, *(() if in_memory else (0,)))
+    store = Hdf5Store(root, 0, "a", list(range(CLIENTS)), SCHEMA, 0)
     store.ensure_rows(found.rows.tolist())
     folders, pending = [], None
     for t, clients in visits.items():
@@ -97,15 +91,12 @@ def test_a_store_takes_as_much(tmp_path, monkeypatch, kind, keep):
         if t % 4 == 2 and pending:  # the commit of two rounds ago
             for written in pending:
                 written.result()
-            if in_memory:
-                assert [size(root)] == taken[len(folders)]
             folders.append(tmp_path / f"{t - 2}")
             store.retain(folders[-keep:])
         if t % 4 == 0:
             (tmp_path / f"{t}").mkdir()
             pending = store.snapshot(tmp_path / f"{t}")
-    if not in_memory:
-        assert [size(root)] == found.bytes.tolist()
+    assert [size(root)] == found.bytes.tolist()
     store.close()
 
 

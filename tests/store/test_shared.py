@@ -11,7 +11,6 @@ from hpcfl.errors import StoreError
 from hpcfl.store import row_allocator, row_table
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
-from hpcfl.store.memory import MemoryStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
@@ -68,13 +67,11 @@ def holds(read, until: int) -> bool:
     return True
 
 
-@pytest.fixture(params=["memory", "hdf5", "hdf5 without cache", "hdf5 with a cache of 3"])
+@pytest.fixture(params=["hdf5", "hdf5 without cache", "hdf5 with a cache of 3"])
 def build(request, root):
     (root / SHARED).mkdir()
 
     def part(folder, rank, session_id, clients, schema):
-        if request.param == "memory":
-            return MemoryStore(folder, rank, session_id, clients, schema)
         states = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with a cache of 3": 3}[request.param]
         return Hdf5Store(folder, rank, session_id, clients, schema, states * footprint(schema))
 
@@ -117,7 +114,7 @@ def test_the_clients_of_a_round_have_one_row(build, commit):
 def test_clients_in_memory_have_one_copy(root, build):
     store = build()
     play([store], 0)
-    cached = isinstance(store._shared, MemoryStore) or store._shared._capacity > 0
+    cached = store._shared._capacity > 0
     if not cached:
         for writing in list(store._shared._writing.values()):
             writing.future.result()
@@ -262,7 +259,7 @@ def test_parts_of_different_clients_are_refused(build, commit, root):
 
 
 def test_states_without_a_shared_part_are_refused(build, commit, root):
-    whole = MemoryStore(root, 0, "a", range(CLIENTS), SCHEMA)
+    whole = Hdf5Store(root, 0, "a", range(CLIENTS), SCHEMA, 1 << 20)
     whole.save(3, State(model(0), torch.tensor(0)))
     _, table = commit("a", whole)
     store = build(0, "b")

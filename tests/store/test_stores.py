@@ -10,12 +10,11 @@ from hpcfl.errors import StoreError
 from hpcfl.store import row_table
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
-from hpcfl.store.memory import MemoryStore
 from hpcfl.store.null import NullStore
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
-from hpcfl.store.scratch import ScratchFolder, ScratchStore
+from hpcfl.store.scratch import ScratchStore, scratch_folder
 from hpcfl.store.shared import SharedStore
 from tests.long_form import LONG
 from tests.rundirs import sessions
@@ -30,16 +29,14 @@ class One(NamedTuple):
 KINDS = {"hdf5": 1000, "hdf5 without cache": 0, "hdf5 with a cache of 3": 3, "scratch": 2}
 
 
-@pytest.fixture(params=["memory", *KINDS])
+@pytest.fixture(params=[*KINDS])
 def one_part(request, tmp_path):
     def store(root, rank: int, session_id: str, clients, schema):
-        if request.param == "memory":
-            return MemoryStore(root, rank, session_id, clients, schema)
         room = KINDS[request.param] * footprint(schema)
         if request.param != "scratch":
             return Hdf5Store(root, rank, session_id, clients, schema, room)
-        folder = ScratchFolder(tmp_path / "disk", tmp_path, rank, session_id, root.name)
-        near = Hdf5Store(folder.path, rank, session_id, clients, schema, room)
+        folder = scratch_folder(tmp_path / "disk", tmp_path, rank)
+        near = Hdf5Store(folder, rank, session_id, clients, schema, room)
         return ScratchStore(near, Hdf5Store(root, rank, session_id, clients, schema, 0), folder)
 
     return store
@@ -115,7 +112,7 @@ def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, mo
             store.save(client, make(client, version))
     # All of them and one that is taken while the old one is there; on their way from and to a disk
     # three cohorts more.
-    assert len(arena._blocks) <= CLIENTS * (1 if isinstance(store, MemoryStore) else 4) + 1
+    assert len(arena._blocks) <= CLIENTS * 4 + 1
     store.close()
 
 

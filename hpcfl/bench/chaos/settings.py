@@ -19,7 +19,6 @@ STORES: dict[str, dict[str, Any]] = {
     "cached": {},
     "uncached": {"cache_gib": 0.0},
     "scratch disk": {"cache_gib": 0.0, "dir": "scratch"},
-    "memory": {"kind": "memory"},
 }
 
 
