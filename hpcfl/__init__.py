@@ -195,19 +195,19 @@ def plan_job(
     *,
     model: Any = None,
     data: Any = None,
-    ranks: int = 1,
-    costs: str | Path | None = None,
+    ranks: int | None = None,
+    measure: bool = False,
     sizes: Mapping[str, Any] | None = None,
 ) -> "JobPlan":
-    """Predict what a job will need, as ``hpcfl plan`` does; nothing is trained.
+    """Predict what a job will need, as ``hpcfl plan`` does.
 
     Args:
         job: as for ``run``.
         overrides: as for ``run``.
         model: as for ``run``.
         data: as for ``run``.
-        ranks: how many will run it.
-        costs: a file of ``hpcfl bench costs --json``; without it speeds are assumed.
+        ranks: how many will run it; None: those that measure, or 1.
+        measure: run a few rounds on the ranks that are there, and predict the time.
         sizes: of data that is not there and whose sizes are not published, such as
             ``{"clients": 20, "train": 6000, "test": 1000, "classes": 5}``.
 
@@ -217,15 +217,13 @@ def plan_job(
     Raises:
         JobError: something is wrong with the job, its files or an object.
     """
-    from hpcfl.plan import read_cost_model
     from hpcfl.plan.data import make_sizes
     from hpcfl.plan.show import make_plan
     from hpcfl.runner.objects import loaded_for_trial
 
-    model_of_costs = None if costs is None else read_cost_model(Path(costs))
     with loaded_for_trial(job, overrides, model, data) as loaded:
         found = None if sizes is None else make_sizes(sizes, "sizes")
-        return make_plan(loaded, ranks, None, model_of_costs, sizes=found)
+        return make_plan(loaded, ranks, None, measure=measure, sizes=found)
 
 
 def load_model(

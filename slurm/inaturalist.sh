@@ -12,8 +12,8 @@
 #   checkpoints  15.3 MB each, 3 at most at a time
 #   memory       2.3 GB a rank besides images and activations
 #   GPU memory   5.9 GB a rank, as in slurm/landmarks.sh
-#   hours        0.54 on 4 GPUs, 1.5 on one: not measured, but of the speeds that `hpcfl plan`
-#                assumes (hpcfl/plan/speeds.py)
+#   hours        0.54 on 4 GPUs, 1.5 on one: not measured, but of the speeds that
+#                benchmarks/scale.py of a checkout assumes
 #   cohort.size=100 (table 5) takes ten times the training, and states of all users
 #
 #SBATCH --job-name=inaturalist

@@ -12,8 +12,8 @@
 #   checkpoints  17.3 MB each, 3 at most at a time
 #   memory       3.6 GB a rank besides sentences and activations
 #   GPU memory   under 1 GB a rank
-#   hours        0.76 on 4 GPUs, 2.1 on one: not measured, but of the speeds that `hpcfl plan`
-#                assumes (hpcfl/plan/speeds.py)
+#   hours        0.76 on 4 GPUs, 2.1 on one: not measured, but of the speeds that
+#                benchmarks/scale.py of a checkout assumes
 #
 #SBATCH --job-name=stackoverflow
 #SBATCH --nodes=1

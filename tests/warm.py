@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 import hpcfl.comm.torch_distributed  # noqa: F401  of runs on several ranks
-from hpcfl.bench.chaos.settings import JOB
+from hpcfl.cli.selftest import JOB
 from hpcfl.job.schema import load
 from hpcfl.runner.start import start
 

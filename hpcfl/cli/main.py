@@ -35,6 +35,19 @@ if TYPE_CHECKING:
     from hpcfl.sweep.grid import Sweep
 
 REPORT = Path("runs/report.png")
+_MEASURE = "hpcfl plan JOB --measure measures where the job is to run"
+_SCALE = "python benchmarks/scale.py, in a checkout, serves instead"
+RETIRED = {
+    "bench": "its measurements are scripts of a checkout, such as python benchmarks/round.py",
+    "bench chaos": "hpcfl selftest DIR serves instead",
+    "bench costs": _MEASURE,
+    "bench pieces": _MEASURE,
+    "plan --costs": _MEASURE,
+    "plan --pieces": _MEASURE,
+    "plan --plot": _SCALE,
+    "plan --scale": _SCALE,
+}
+"""Commands and options of version 0.2, and what serves instead."""
 
 # Modules that need torch are imported by the commands that use them: `hpcfl --help` is instant.
 
@@ -47,13 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         74 a file cannot be written or read because a disk is full, over its quota, read-only or
         fails, 75 stopped by a signal with a checkpoint, 130 by Ctrl-C without one, 1 anything else.
     """
-    reader = parser()
-    options, rest = reader.parse_known_args(arguments)
-    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
-        keys = "; settings of a job have no dashes: rounds=5" if "overrides" in options else ""
-        reader.error(f"unrecognized arguments: {' '.join(rest)}{keys}")
-    if rest:  # overrides that stand after an option
-        options.overrides += rest
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         if options.command not in ("run", "resume"):  # runs install their own handlers
             signals.raise_on_interrupt()
@@ -74,6 +81,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = "an argument" if e.filename is None else os.fsdecode(e.filename)
         return _print_hpcfl_error(JobError(f"{where}: {e.strerror}; choose another name"))
     return 0
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; a wrong one, and what an earlier version had, end the program."""
+    reader = parser()
+    command = words[0] if words else ""
+    for given in (*(f"{command} {word.partition('=')[0]}" for word in words[1:]), command):
+        if given in RETIRED:
+            reader.exit(2, f"hpcfl {given}: has gone; {RETIRED[given]}\n")
+    options, rest = reader.parse_known_args(words)
+    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
+        keys = "; settings of a job have no dashes: rounds=5" if "overrides" in options else ""
+        reader.error(f"unrecognized arguments: {' '.join(rest)}{keys}")
+    if rest:  # overrides that stand after an option
+        options.overrides += rest
+    return options
 
 
 def _run_command(options: argparse.Namespace) -> None:
@@ -208,41 +231,21 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    if options.scale:
-        from hpcfl.plan.scale import show_scale
-
-        if options.overrides:
-            raise JobError(
-                f"plan --scale: found {options.overrides[0]}; change the file, it has no overrides"
-            )
-        for name in ("sizes", "ranks_per_node", "costs", "pieces", "out"):
-            if getattr(options, name) is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise JobError(f"plan --scale: {option} is for a job; leave it out")
-        _say(show_scale(options.job, options.ranks, options.plot))
-        return
     from hpcfl.job.schema import load
-    from hpcfl.plan import read_cost_model
     from hpcfl.plan.data import read_sizes
     from hpcfl.plan.show import make_plan
 
-    if options.plot:
-        raise JobError("plan: --plot is for --scale; leave it out")
-    if options.pieces:
-        _say("plan: --pieces is called --costs now", file=sys.stderr)
-    file = options.costs or options.pieces
-    costs = read_cost_model(file) if file else None
-    loaded = load(options.job, options.overrides)
     made = make_plan(
-        loaded,
-        options.ranks or 1,
+        load(options.job, options.overrides),
+        options.ranks,
         options.out,
-        costs,
+        measure=options.measure,
         sizes=None if options.sizes is None else read_sizes(options.sizes),
         ranks_per_node=options.ranks_per_node,
         words=[str(options.job), *options.overrides],
     )
-    _say(made)
+    if not options.measure or _may_print():
+        _say(made)
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -508,51 +511,15 @@ def _init(options: argparse.Namespace) -> None:
         _say_path(path)
 
 
-def _bench(options: argparse.Namespace) -> None:
-    from hpcfl.bench.commands import BENCHES
-    from hpcfl.io.atomic import check_output
-    from hpcfl.report.plots.figure import check_plot
+def _selftest(options: argparse.Namespace) -> None:
+    from hpcfl.cli.selftest import selftest
 
-    # Check the files now, not after minutes of measuring.
-    if options.json:
-        check_output(options.json, make_folder=True)
-    if options.plot:
-        check_plot(options.plot)
-        if options.plot == options.json:
-            raise JobError(f"bench: --json and --plot both name {options.plot}; give two files")
-    if "renamed" in options and _may_print():
-        _say(options.renamed, file=sys.stderr)
-    result = BENCHES[options.command](options)
-    if not result:  # rank 0 has it
-        return
-    _say(result)
-    if options.json:
-        result.write(options.json)
-    if options.plot:
-        result.plot(options.plot)
-    result.check()
-
-
-def _bench_chaos(options: argparse.Namespace) -> None:
-    from hpcfl.bench.chaos import bench_chaos
-
-    tally = bench_chaos(
-        options.kills, options.ranks, options.seed, options.dir, stops=options.stops
-    )
+    tally = selftest(options.dir, options.kills, options.ranks, options.seed)
     _say(tally)
     tally.check()
 
 
 COMMANDS = {
-    "bench chaos": _bench_chaos,
-    "bench executor": _bench,
-    "bench peers": _bench,
-    "bench costs": _bench,
-    "bench gpu": _bench,
-    "bench reduce": _bench,
-    "bench round": _bench,
-    "bench scaling": _bench,
-    "bench store": _bench,
     "check": _check,
     "cite": _cite,
     "data export-split": _data_export_split,
@@ -566,6 +533,7 @@ COMMANDS = {
     "report": _report,
     "resume": _resume,
     "run": _run,
+    "selftest": _selftest,
     "status": _status,
     "sweep": _sweep,
     "watch": _watch,

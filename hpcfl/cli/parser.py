@@ -1,7 +1,6 @@
 """The parser of the command line."""
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
@@ -104,95 +103,15 @@ def parser() -> argparse.ArgumentParser:
     _add_data(commands)
     _add_plan_and_list(commands)
 
-    _add_bench(commands)
+    test = commands.add_parser(
+        "selftest", help="kill small runs over and over again; they must end with the same bits"
+    )
+    test.add_argument("dir", type=_path, help="a new or empty folder on the file system to test")
+    test.add_argument("--kills", type=_count, default=16, metavar="N", help="(default 16)")
+    test.add_argument("--ranks", type=_count, nargs="+", help="of attempts in turn (default 1 2 3)")
+    test.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    test.set_defaults(command="selftest")
     return root
-
-
-def _add_bench(commands: Any) -> None:
-    """The commands that measure."""
-    bench = commands.add_parser("bench", help="measure, as ratios within one run").add_subparsers(
-        required=True, metavar="COMMAND"
-    )
-    rounds = bench.add_parser("round", help="a round against a bare loop of the same SGD steps")
-    rounds.add_argument("job", type=_path, nargs="?", help="job (default: two built-in ones)")
-    _add_overrides(rounds)
-    rounds.set_defaults(command="bench round")
-    sums = bench.add_parser(
-        "reduce", help="the exact mean against a float all-reduce, on all ranks"
-    )
-    sums.add_argument(
-        "--sizes", type=_count, nargs="+", help="parameters (default 800000 4000000 25000000)"
-    )
-    sums.add_argument(
-        "--backend",
-        choices=["auto", "mpi", "gloo"],
-        default="auto",
-        help="as comm.backend in a job (default: auto)",
-    )
-    sums.set_defaults(command="bench reduce")
-    executors = bench.add_parser("executor", help="a local step alone and in blocks of clients")
-    executors.add_argument("job", type=_path, nargs="?", help="job (default: two built-in ones)")
-    _add_overrides(executors)
-    executors.add_argument("--sizes", type=_count, nargs="+", help="of blocks (default 10 32)")
-    executors.set_defaults(command="bench executor")
-    states = bench.add_parser("store", help="client states against the bare disk, and in a round")
-    states.add_argument(
-        "--dir", type=_folder, help="folder to write in (default: the temporary one)"
-    )
-    states.add_argument("--gib", type=_size, default=1.0, help="GiB of states (default: 1)")
-    states.set_defaults(command="bench store")
-    peers = bench.add_parser("peers", help="the benchmark of pfl-research, beside pfl itself")
-    peers.add_argument(
-        "--model", choices=("cnn", "lenet", "resnet20"), default="cnn", help="(default: pfl's cnn)"
-    )
-    peers.add_argument(
-        "--python", type=_path, help="that of an environment with pfl (default: ours)"
-    )
-    peers.add_argument("--precision", choices=("float32", "bf16"), help="one alone (default: both)")
-    peers.add_argument(
-        "--turns", type=_count, metavar="N", help="measured rounds of each side (default 9)"
-    )
-    peers.set_defaults(command="bench peers")
-    costs = bench.add_parser("costs", help="what a round's time is made of, for plan --costs")
-    costs.set_defaults(command="bench costs")
-    old_costs = bench.add_parser("pieces")  # the name of version 0.1; not listed in the help
-    old_costs.set_defaults(command="bench costs", renamed="bench pieces is called bench costs now")
-    for command in (costs, old_costs):
-        _add_job(command)
-    scaling = bench.add_parser("scaling", help="ranks against as many bare loops side by side")
-    scaling.add_argument("--ranks", type=_count, nargs="+", help="(default 1 2 4)")
-    scaling.set_defaults(command="bench scaling")
-    gpu = bench.add_parser(
-        "gpu", help="rounds on a GPU: models, precisions, executors, a bare loop, pfl"
-    )
-    gpu.add_argument(
-        "--minutes",
-        type=_size,
-        default=8.0,
-        metavar="M",
-        help="end after about so many (default 8); with --json F, the next call continues",
-    )
-    gpu.add_argument("--rehearse", action="store_true", help="tiny works on the CPU")
-    gpu.add_argument("--python", type=_path, help="that of an environment with pfl (default: ours)")
-    gpu.set_defaults(command="bench gpu")
-    for command in (rounds, sums, executors, states, peers, costs, old_costs, scaling, gpu):
-        command.add_argument("--json", type=_path, metavar="F", help="write every turn's figures")
-        command.add_argument("--plot", type=_path, metavar="F", help=".png, .pdf or .svg to draw")
-    chaos = bench.add_parser("chaos", help="kill runs over and over again; they must end the same")
-    chaos.add_argument("--kills", type=_count, default=100, metavar="N", help="(default 100)")
-    chaos.add_argument(
-        "--stops",
-        type=_natural,
-        default=0,
-        metavar="N",
-        help="signals to stop among them (default 0)",
-    )
-    chaos.add_argument(
-        "--ranks", type=_count, nargs="+", help="of attempts in turn (default 1 2 3)"
-    )
-    chaos.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
-    chaos.add_argument("--dir", type=_path, default=Path("runs/chaos"), help="(default runs/chaos)")
-    chaos.set_defaults(command="bench chaos")
 
 
 def _add_resume(commands: Any) -> None:
@@ -305,10 +224,12 @@ def _add_plan_and_list(commands: Any) -> None:
     """The commands that predict what a job needs, list what it can name, and start a folder."""
     plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic, hours")
     _add_job(plan)
-    plan.add_argument("--ranks", type=_count, help="how many (default 1; at most, with --scale)")
+    plan.add_argument("--ranks", type=_count, help="how many (default 1, or those that measure)")
     plan.add_argument("--out", type=_path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
-        "--costs", type=_path, metavar="F.json", help="measured costs, instead of stated speeds"
+        "--measure",
+        action="store_true",
+        help="run a few rounds here, also under mpirun, and predict the hours from them",
     )
     plan.add_argument(
         "--sizes",
@@ -318,11 +239,6 @@ def _add_plan_and_list(commands: Any) -> None:
     plan.add_argument(
         "--ranks-per-node", type=_count, metavar="N", help="at most, in the command for Slurm"
     )
-    plan.add_argument("--pieces", type=_path, help=argparse.SUPPRESS)  # --costs in version 0.1
-    plan.add_argument(
-        "--scale", action="store_true", help="JOB is a file as docs/scale.yaml: predicted rounds"
-    )
-    plan.add_argument("--plot", type=_path, metavar="F", help=".png, .pdf or .svg, with --scale")
     plan.set_defaults(command="plan")
 
     listing = commands.add_parser(
@@ -441,27 +357,9 @@ def _labels(text: str) -> list[str]:
 
 
 def _count(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _natural(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1")
     return int(text)
-
-
-def _size(text: str) -> float:
-    try:
-        size = float(text)
-    except ValueError:
-        size = math.nan
-    if not 0 < size < math.inf:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
-    return size
 
 
 def _path(text: str) -> Path:
@@ -469,13 +367,6 @@ def _path(text: str) -> Path:
         return Path(require_plain(text))
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
-
-
-def _folder(text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {text}; make it first")
-    return path
 
 
 def _add_overrides(

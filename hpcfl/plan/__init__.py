@@ -1,6 +1,6 @@
 """Predict what a job will need, without training: disk, memory, traffic, gradients, time."""
 
-from hpcfl.plan.cost_model import CostModel, read_cost_model
+from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.measured import Activations, Process, probe, this_process
 from hpcfl.plan.memory import Memory
 from hpcfl.plan.resources import Plan, RankShare, plan
@@ -18,7 +18,6 @@ __all__ = [
     "plan",
     "predict",
     "probe",
-    "read_cost_model",
     "this_process",
     "work",
 ]

@@ -1,6 +1,7 @@
 """Show a plan as tables."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import disk_usage
@@ -11,21 +12,23 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
+from hpcfl.comm.base import Comm
+from hpcfl.comm.connect import connect
+from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
 from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
-from hpcfl.plan.arithmetic import forward_operations
-from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.data import planned_data
+from hpcfl.plan.measure import measure_costs
 from hpcfl.plan.measured import Process, probe, this_process
 from hpcfl.plan.memory import data_bytes
 from hpcfl.plan.resources import Plan, plan
-from hpcfl.plan.speeds import CPU, GPU
-from hpcfl.plan.submission import submission
-from hpcfl.plan.time import Prediction, Work, kind, predict, work
-from hpcfl.runner.components import Components, build_components
+from hpcfl.plan.submission import LONGEST_H, submission
+from hpcfl.plan.time import Prediction, predict, work
+from hpcfl.runner.components import build_components
+from hpcfl.runner.device import device_type
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one
@@ -37,8 +40,8 @@ class JobPlan:
 
     resources: Plan
     """Disk, memory, traffic and gradients."""
-    prediction: Prediction
-    """Time, by measured costs or by the speeds that ``hpcfl.plan.speeds`` states."""
+    prediction: Prediction | None
+    """Time, of a plan that measures."""
     sbatch: str
     """The command that submits the job to Slurm."""
     summary: str
@@ -50,10 +53,10 @@ class JobPlan:
 
 def make_plan(
     loaded: LoadedJob,
-    ranks: int,
+    ranks: int | None,
     out: Path | None,
-    costs: CostModel | None = None,
     *,
+    measure: bool = False,
     sizes: PublishedSizes | None = None,
     ranks_per_node: int | None = None,
     words: Sequence[str] = (),
@@ -64,9 +67,9 @@ def make_plan(
 
     Args:
         loaded: the job.
-        ranks: how many.
+        ranks: how many; None: those that measure, or 1.
         out: the run directory; runs/NAME when absent.
-        costs: what a round's time is made of; without them stated speeds are taken.
+        measure: run a few rounds, collectively on all ranks that are there, and predict the time.
         sizes: of the data, instead of the real ones.
         ranks_per_node: at most, in the command for Slurm.
         words: the job and its settings, in that command.
@@ -74,83 +77,73 @@ def make_plan(
     Raises:
         JobError, DataError: something in the job does not fit.
     """
-    if ranks < 1:
+    if ranks is not None and ranks < 1:
         raise JobError(f"ranks: found {ranks}, expected 1 at least")
-    data = planned_data(loaded, sizes)
-    parts = build_components(data.loaded, torch.device("cpu"), resumed=True, dataset=data.dataset)
-    activations = probe(parts)
-    process = this_process()
-    if not data.real and process.resident is not None:  # as if it were loaded
-        process = Process(process.resident + data_bytes(parts), None)
-    found = plan(parts, ranks, process=process, activations=activations)
-    asked = work(parts)
-    stated = _stated(parts, asked, ranks)
-    if costs is not None:
-        _check_costs(costs, parts)
-    costs = costs or stated
-    prediction = predict(asked, ranks, costs)
+    if not measure:
+        return _make_plan(loaded, ranks or 1, out, None, sizes, ranks_per_node, words)
+    comms = loaded.job.comm
+    with group(connect(comms.backend, device_type(loaded.job), comms.timeout_s)) as comm:
+        return _make_plan(loaded, ranks or comm.size, out, comm, sizes, ranks_per_node, words)
+
+
+def _make_plan(
+    loaded: LoadedJob,
+    ranks: int,
+    out: Path | None,
+    comm: Comm | None,
+    sizes: PublishedSizes | None,
+    ranks_per_node: int | None,
+    words: Sequence[str],
+) -> JobPlan:
+    """See ``make_plan``; collective on the ranks of ``comm``, which measure."""
+    with nullcontext() if comm is None else raise_collectively(comm):
+        data = planned_data(loaded, sizes)
+        parts = build_components(
+            data.loaded, torch.device("cpu"), resumed=True, dataset=data.dataset
+        )
+        activations = probe(parts)
+        process = this_process()
+        if not data.real and process.resident is not None:  # as if it were loaded
+            process = Process(process.resident + data_bytes(parts), None)
+        found = plan(parts, ranks, process=process, activations=activations)
     name = f"{loaded.name}: {short_name(parts.loaded.tree['algorithm']['name'])}"
     lines = [
         render_tables(_summary(found, name), _ranks(found), _memory(found), width=WIDTH),
         *(fill(note, WIDTH) for note in data.notes),
         _disk_line(found, out or Path("runs") / loaded.name),
-        _hours(prediction),
     ]
-    if ranks > 1:
-        other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
-        otherwise = predict(other, ranks, costs).round
-        lines.append(f"with balance={other.balance}: {otherwise:.4g} s a round")
     mean = found.visits / found.rounds
     if mean < ranks:
         lines.append(
             f"a round has {mean:.4g} client{'s' * (mean != 1)} on average: at least "
             f"{ranks - mean:.4g} of {ranks} ranks train none"
         )
-    lines.append(fill(f"costs: {costs.origin}", WIDTH))
-    gpus = (costs.device or stated.device) == "cuda"
-    if costs.device is None:
+    prediction, gpus = None, loaded.job.device == "cuda"
+    if comm is None:
         lines.append(
-            fill(
-                "costs: they do not say on which device they were measured; the command below is "
-                f"for {'GPUs' if gpus else 'CPUs'}: measure them again, or add "
-                '"device": "cpu" or "cuda"',
-                WIDTH,
-            )
+            "hours: not measured; add --measure where the job is to run; until then the command "
+            f"below asks for\n       {LONGEST_H} hours"
+            + " and for no GPU: device=cuda asks for one"
+            * (loaded.job.device == "auto")
         )
-    request = submission(parts, found, hours=prediction.hours, gpus=gpus, most=ranks_per_node)
+    else:
+        costs = measure_costs(data.loaded, comm, data.dataset)
+        gpus = costs.device == "cuda"
+        asked = work(parts)
+        prediction = predict(asked, ranks, costs)
+        lines.append(_hours(prediction))
+        if ranks > 1:
+            other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
+            otherwise = predict(other, ranks, costs).round
+            lines.append(f"with balance={other.balance}: {otherwise:.4g} s a round")
+        lines.append(fill(f"costs: {costs.origin}", WIDTH))
+    hours = None if prediction is None else prediction.hours
+    request = submission(parts, found, hours=hours, gpus=gpus, most=ranks_per_node)
     command = request.command(words or ["JOB.yaml"], out)
     lines.append(command)
     if request.starts > 1:
         lines.append(f"which is requeued: about {request.starts} starts of that length in all")
     return JobPlan(found, prediction, command, "\n".join(lines))
-
-
-def _check_costs(costs: CostModel, parts: Components) -> None:
-    """Refuse costs of other work than the job's, or of another device.
-
-    Raises:
-        JobError: they are.
-    """
-    measure = "measure them with hpcfl bench costs JOB --json F"
-    if costs.of not in (None, kind(parts)):
-        raise JobError(f"costs: found those of {costs.of}; expected {kind(parts)}; {measure}")
-    if costs.device is not None and parts.job.device not in ("auto", costs.device):
-        raise JobError(
-            f"costs: found those of {costs.device}, but the job says device: {parts.job.device}; "
-            f"{measure} on such a device"
-        )
-
-
-def _stated(parts: Components, asked: Work, ranks: int) -> CostModel:
-    """Costs by stated speeds.
-
-    Where the job leaves the device open, that of the two with which it takes less time.
-    """
-    forward, batch = forward_operations(parts), parts.clients.width
-    kinds = {"cuda": [GPU], "cpu": [CPU]}.get(parts.job.device, [CPU, GPU])
-    costs = [s.costs(forward=forward, batch=batch, parameters=parts.x0.numel()) for s in kinds]
-    hours = [predict(asked, ranks, one).hours for one in costs]
-    return costs[hours.index(min(hours))]
 
 
 def _duration(hours: float) -> str:

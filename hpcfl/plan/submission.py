@@ -44,14 +44,14 @@ class Submission(NamedTuple):
 
 
 def submission(
-    components: Components, plan: Plan, *, hours: float, gpus: bool, most: int | None
+    components: Components, plan: Plan, *, hours: float | None, gpus: bool, most: int | None
 ) -> Submission:
     """What the planned job asks for.
 
     Args:
         components: of the job.
         plan: on its ranks.
-        hours: that it will take.
+        hours: that it will take; None: not known, and as many are asked for as are at most.
         gpus: whether each rank has a GPU.
         most: ranks of a node, at most; 4 on GPUs and as many as 32 cores hold when None.
     """
@@ -63,7 +63,7 @@ def submission(
     per_node = max(k for k in range(1, min(ranks, most) + 1) if ranks % k == 0)
     on_host = max(share.memory.of_host(per_node) for share in plan.shares)
     node_bytes = on_host + per_node * gpus * GPU_BYTES
-    asked = hours * SLACK + START_H
+    asked = LONGEST_H if hours is None else hours * SLACK + START_H
     step = 10 if asked < 2 else 60  # minutes
     minutes = step * ceil(60 * min(asked, LONGEST_H) / step)
     return Submission(

@@ -84,17 +84,6 @@ class Work:
         )
 
 
-def kind(components: Components) -> str:
-    """The properties of a job that its costs depend on, besides the machine."""
-    job, tree = components.job, components.loaded.tree
-    executor = "block" if job.executor == "block" else "sequential"
-    return (
-        f"{tree['algorithm']['name']} on {tree['model']['name']} "
-        f"of {components.x0.numel()} parameters, "
-        f"batches of {job.local.batch_size}, {job.precision}, {executor}, {job.threads} thread(s)"
-    )
-
-
 class Prediction(NamedTuple):
     """Predicted seconds of one round, averaged over rounds.
 
@@ -184,8 +173,8 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     """
     if ranks > 1 and (costs.latency_s is None or costs.bandwidth is None):
         raise JobError(
-            f"costs: {ranks} ranks, but they say nothing of an all-reduce ({costs.origin}); "
-            f"say mpirun -n {ranks} hpcfl bench costs, or give latency_s and bandwidth"
+            f"plan: found {ranks} ranks, but costs that say nothing of an all-reduce "
+            f"({costs.origin}); say mpirun -n 2 hpcfl plan JOB --ranks {ranks} --measure"
         )
     owner = assign_owners(asked.examples.tolist(), ranks)
     found = [_busiest(asked, asked.draw(t), owner, ranks, costs) for t in asked.sampled()]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from hpcfl.bench.chaos.run_outcome import RunBits, committed, outcome
-from hpcfl.bench.chaos.settings import JOB
+from hpcfl.cli.selftest import JOB, RunBits, committed, outcome
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import Line, RunLog
 from tests.forked import Ended, finish

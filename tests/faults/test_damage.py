@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scaffold_run import ROUNDS, complete, error_line, killed, write
 
-from hpcfl.bench.chaos.run_outcome import outcome
+from hpcfl.cli.selftest import outcome
 from hpcfl.errors import StoreError
 from hpcfl.run_dir.layout import RunDir
 from tests.forked import finish

@@ -8,7 +8,7 @@ import pytest
 from deny import deny_from
 from scaffold_run import complete, error_line, killed, write
 
-from hpcfl.bench.chaos.run_outcome import outcome
+from hpcfl.cli.selftest import outcome
 from hpcfl.run_dir.layout import RunDir
 from tests.forked import finish
 

@@ -63,6 +63,6 @@ if [ "$left" -lt 60 ]; then
   echo "make gpu: the tests ended with $status; make gpu again measures"
   exit "$status"
 fi
-"$python" -m hpcfl bench gpu --json "$results/bench.json" \
+"$python" benchmarks/gpu.py --json "$results/bench.json" \
   --minutes "$(printf '%d.%02d' $((left / 60)) $((left % 60 * 100 / 60)))" "$@"
 exit "$status"

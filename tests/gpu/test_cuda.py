@@ -10,14 +10,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hpcfl
-from hpcfl.bench.gpu import Subject, random_job
-from hpcfl.bench.peers import BenchWork
+from gpu import Subject, random_job
 from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import as_override
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
 from hpcfl.runner.components import build_components
+from peers import BenchWork
 from tests.parallel.harness import mpirun
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

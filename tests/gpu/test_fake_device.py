@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 import hpcfl
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.bench.timed_rounds import build_bench_run
 from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.engine.loop import run_rounds
@@ -31,6 +30,7 @@ from hpcfl.job.schema import load
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep
 from hpcfl.models import MODELS
+from hpcfl.plan.timed_rounds import build_timed_run
 from hpcfl.runner.components import build_components
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema
@@ -65,7 +65,7 @@ def rounds(path, device, folder):
     """Play the rounds of a job on a device."""
     folder.mkdir()
     with ExitStack() as stack:
-        built = build_bench_run(load(path, [f"device={device}"]), folder, stack)
+        built = build_timed_run(load(path, [f"device={device}"]), folder, stack)
         run = built.run
         server = run_rounds(run, run.algorithm.init_server(run.x0), 0)
         leaves = tree_leaves(server)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 import hpcfl
 from hpcfl import report
-from hpcfl.bench.chaos.run_outcome import outcome
+from hpcfl.cli.selftest import outcome
 from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.engine import loop
 from hpcfl.errors import HpcflError

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
-from hpcfl.bench.commands import BENCHES
-from hpcfl.bench.result import Measurement, Result
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import check_output, write_output
-from tests.plan.test_plan_time import DRAWN
 
 LONG = "n" * 300
 
@@ -24,19 +20,6 @@ def run(job, tmp_path, hpcfl):
     path = tmp_path / "run"
     assert hpcfl("run", job, "--out", path).code == 0
     return path
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """A bench that must not begin where its files cannot be written."""
-    calls = []
-
-    def measure(options):
-        calls.append(options)
-        return Result("bench round", "a table", [Measurement("x", "hpcfl", "s", [1.0])])
-
-    monkeypatch.setitem(BENCHES, "bench round", measure)
-    return calls
 
 
 def made(kind, path):
@@ -60,26 +43,21 @@ def made(kind, path):
 
 def commands(run, job, path):
     """Every option that names a file to be written."""
-    small = job.with_name("scale.yaml")
-    small.write_text(yaml.safe_dump({"a job": DRAWN}))
     return [
         ["export", run, "-o", path],
         ["export", run, "--state-dict", path],
         ["data", "export-split", job, "-o", path],
         ["data", "show", job, "--plot", path],
         ["report", run, "--plot", path],
-        ["plan", small, "--scale", "--ranks", 2, "--plot", path],
-        ["bench", "round", "--json", path],
-        ["bench", "round", "--plot", path],
     ]
 
 
-NAMES = ("export", "state", "split", "show", "report", "scale", "json", "plot")
+NAMES = ("export", "state", "split", "show", "report")
 
 
 @pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
 @pytest.mark.parametrize("kind", ["FIFO", "device", "directory"])
-def test_what_is_no_file_stays(run, job, tmp_path, refused, measured, monkeypatch, kind, at):
+def test_what_is_no_file_stays(run, job, tmp_path, refused, monkeypatch, kind, at):
     monkeypatch.setattr("hpcfl.data.sources.arrays.Arrays.load", _no_work, raising=True)
     path = made(kind, tmp_path / "out.png")
     before = os.lstat(path)
@@ -87,7 +65,6 @@ def test_what_is_no_file_stays(run, job, tmp_path, refused, measured, monkeypatc
     assert f"{path}: cannot be written: it is a {kind}, expected a file or a new name" in line
     after = os.lstat(path)
     assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode)
-    assert not measured
 
 
 def _no_work(*_):
@@ -95,7 +72,7 @@ def _no_work(*_):
 
 
 @pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
-def test_a_link_is_followed(run, job, tmp_path, hpcfl, measured, at):
+def test_a_link_is_followed(run, job, tmp_path, hpcfl, at):
     (tmp_path / "far").mkdir()
     target, link = tmp_path / "far" / "target.png", tmp_path / "link.png"
     target.write_bytes(b"old")
@@ -199,8 +176,6 @@ def test_one_file_for_two(run, tmp_path, refused):
     both = tmp_path / "x"
     (tmp_path / "y").symlink_to("x")
     assert "give two files" in refused("export", run, "-o", both, "--state-dict", tmp_path / "y")
-    line = refused("bench", "round", "--json", tmp_path / "x.png", "--plot", tmp_path / "x.png")
-    assert "give two files" in line
 
 
 def test_nothing_is_left_of_an_interrupted_write(tmp_path, monkeypatch):

@@ -123,7 +123,6 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
         ("watch", "hpcfl.monitor.watch:page_of"),
         ("report", "hpcfl.report.collect:collect_runs"),
         ("plan", "hpcfl.plan.show:make_plan"),
-        ("bench round", "hpcfl.bench.round:bench_round"),
         ("data prepare", "hpcfl.job.schema:data_section"),
         ("report", "matplotlib.figure"),
     ],
@@ -134,7 +133,6 @@ def test_other_commands(job, tmp_path, command, at):
         "watch": ["run"],
         "report": ["run", "--plot", "p.png"],
         "plan": [job],
-        "bench round": [job],
         "data prepare": ["digits"],
     }[command]
     if words[0] == "run":

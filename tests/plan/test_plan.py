@@ -321,8 +321,8 @@ def test_work_of_a_warm_start(job):
     assert (once.rounds, once.means, once.parameters, once.evaluations) == (7, 1, 16, 0)
     assert once.steps.tolist() == [1] * 20
     assert [once.draw(t).tolist() for t in (0, 6)] == [[0, 1, 2], [18, 19]]
-    costs = CostModel(origin="by hand", step_s=2.0, visit_s=0.5, round_s=0.25, convert_s=0.01,
-                      restore_s=0.02, test_s=0.0)  # fmt: skip
+    costs = CostModel(origin="by hand", device="cpu", step_s=2.0, visit_s=0.5, round_s=0.25,
+                      convert_s=0.01, restore_s=0.02, test_s=0.0)  # fmt: skip
     more = predict(asked, 1, costs).hours - predict(replace(asked, warm_start=None), 1, costs).hours
     # Clients: a step, a visit and the mean's terms; groups: the mean and the rest.
     assert more * 3600 == pytest.approx(20 * (2 + 0.5 + 0.16) + 7 * (0.32 + 0.25))

@@ -17,12 +17,11 @@ from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
 
-from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import Measurement, Result
-from hpcfl.bench.round import BARE_NOTE, BareLoop, write_images
-from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
+from common import Measurement, Result, main, parser, take_turns
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
+from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
+from round import BARE_NOTE, BareLoop, write_images
 
 TURNS = 9
 PRECISIONS = ("float32", "bf16")
@@ -80,7 +79,7 @@ def bench_peers(
         for precision in precisions:
             loaded = load(root / "job.yaml", [f"precision={precision}"])
             (folder := root / precision).mkdir()
-            components, run, _ = build_bench_run(loaded, folder, stack)
+            components, run, _ = build_timed_run(loaded, folder, stack)
             engine = TimedRounds(run, 1, process_time)
             bare = BareLoop(components, run, 1, process_time)
             pfl = stack.enter_context(
@@ -95,11 +94,11 @@ def bench_peers(
             if versions["parameters"] != components.x0.numel():
                 parameters = versions["parameters"]
                 raise JobError(f"{peer}: its model has {parameters} parameters, not ours")
-        times = take_turns(sides, turns, "bench peers: rounds")
+        times = take_turns(sides, turns, "peers: rounds")
     subject = f"{model}, a round of {work.cohort} users"
     figures = [Measurement(subject, n, "CPU s", t) for n, t in times.items()]
     about = {"peer": versions, "model": model, **work._asdict()}
-    return Result("bench peers", report(figures, work.cohort), figures, about)
+    return Result("peers", report(figures, work.cohort), figures, about)
 
 
 def _job(root: str, model: str, work: BenchWork) -> dict[str, Any]:
@@ -191,3 +190,18 @@ def pfl_process(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str
                 if pipe:
                     with suppress(BrokenPipeError):  # of a request that was not flushed
                         pipe.close()
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """Run by itself."""
+    made = parser("The benchmark of pfl-research, beside pfl itself.")
+    made.add_argument("--model", choices=WORKS, default="cnn", help="(default: pfl's cnn)")
+    made.add_argument("--python", type=Path, help="of an environment with pfl (default: ours)")
+    made.add_argument("--precision", choices=PRECISIONS, help="one alone (default: both)")
+    options = made.parse_args(words)
+    precisions = (options.precision,) if options.precision else PRECISIONS
+    return main(options, lambda o: bench_peers(o.python, o.model, precisions=precisions))
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -1,84 +1,88 @@
-"""Predict the time of a round on many ranks from a file of jobs and costs; nothing is loaded.
+"""Predict the time of a round on many GPUs from a file of jobs, for docs/scale.md; nothing is run.
 
 The file says, for each job: how many clients there are and how unequal (sizes drawn from a
-lognormal by the seed, scaled to the number of examples), the batch and the epochs, the numbers of
-an upload, a client's state, the cohorts to draw for, who trains whom, and costs as in
-`hpcfl.plan.cost_model`.
+lognormal, scaled to the number of examples), the batch and the epochs, the numbers of an upload, a
+client's state, the cohorts to draw for and who trains whom.  The speeds are assumed, below.
 """
 
-from collections.abc import Iterator
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from textwrap import fill
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from annotated_types import Interval
-from pydantic import Field
+import yaml
 
 from hpcfl.cohort.sampling import Uniform
 from hpcfl.data.sizes import lognormal_sizes
 from hpcfl.io.progress import track
-from hpcfl.job.schema import section
-from hpcfl.job.yaml_file import read
-from hpcfl.plan.cost_model import OLD_KEY, CostModel, say_renamed, with_new_key
-from hpcfl.plan.speeds import GPU
+from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.time import Prediction, Work, predict
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.seeds import stream
-from hpcfl.types import Count, IntArray, Natural, NonNegative, Section
+from hpcfl.types import IntArray
 
 Balance = Literal["owner", "steal"]
 
 FIRST, LAST = 8, 1024  # ranks, doubled from one to the other
-WIDTH = 100  # columns
 DASHES: dict[Balance, str] = {"owner": "-", "steal": "--"}
 MARKERS = "os^vDP*X<>ph"  # with the colours, looks for 84 pairs of job and cohort
 
+# What is assumed of a rank on a data-centre GPU while all of them work.
+FLOPS = 4e12  # floating-point operations a second that training reaches
+MEMORY = 1.5e12  # bytes/s that it reads and writes
+LAUNCH_S = 1e-3  # of a step besides its arithmetic: starting its operations
+VISIT_S = 1e-3  # of a client's visit beyond its steps, and of a round beyond its visits
+LATENCY_S = 5e-6  # of a message between two ranks
+BANDWIDTH = 1e10  # bytes/s that a rank sends in an all-reduce while it receives as many
+STATES = 1e9  # bytes/s of client states, read or written
+MEAN_BYTES = 45  # that the exact mean moves, for each number of an upload
+STEP_VECTORS = 10  # of the model's size that a local step reads or writes
+BACKWARD = 3  # a gradient's arithmetic over that of the outputs alone
+
 
 @dataclass(frozen=True, kw_only=True)
-class SyntheticJob(Section):
+class SyntheticJob:
     """A job, as far as its time is concerned."""
 
-    clients: Count
-    examples: Count
+    clients: int
+    examples: int
     """Of all clients together."""
-    spread: Annotated[float, Interval(ge=0, le=10)]
+    spread: float
     """Standard deviation of the logarithm of a client's examples."""
-    batch: Count
-    epochs: Count
-    parameters: Count
-    state_vectors: Natural
+    batch: int
+    epochs: int
+    parameters: int
+    state_vectors: int
     """Vectors that a client keeps, in float32."""
-    cohorts: Annotated[tuple[Count, ...], Field(min_length=1)]
-    balance: Annotated[tuple[Balance, ...], Field(min_length=1)] = ("owner",)
+    cohorts: Sequence[int]
+    balance: Sequence[Balance]
     """As in a job; one or both."""
-    rounds: Count
-    evaluations: Natural
-    tests: Natural
-    forward: NonNegative = 0.0
-    """Floating-point operations of an example's outputs, for stated speeds."""
-    costs: CostModel | None = None
-    """When absent, by the stated speeds of a rank on a GPU."""
+    rounds: int
+    evaluations: int
+    tests: int
+    forward: float
+    """Floating-point operations of an example's outputs."""
 
-    def __post_init__(self) -> None:
-        if self.clients > self.examples:
-            raise ValueError(
-                f"found {self.clients} clients and {self.examples} examples, expected an example "
-                "for each client at least"
-            )
-        if max(self.cohorts) > self.clients:
-            raise ValueError(
-                f"cohorts: found {max(self.cohorts)}, but there are {self.clients} clients; use at "
-                f"most {self.clients}"
-            )
-
-    @property
-    def stated_costs(self) -> CostModel:
-        """The costs, or those of the stated speeds."""
-        if self.costs is not None:
-            return self.costs
-        return GPU.costs(forward=self.forward, batch=self.batch, parameters=self.parameters)
+    def costs(self) -> CostModel:
+        """The costs, by the speeds above; a short last batch is taken to cost as much."""
+        vectors = STEP_VECTORS * 4 * self.parameters / MEMORY
+        return CostModel(
+            origin="assumed",
+            device="cuda",
+            step_s=LAUNCH_S + BACKWARD * self.forward * self.batch / FLOPS + vectors,
+            visit_s=VISIT_S,
+            round_s=VISIT_S,
+            convert_s=MEAN_BYTES / MEMORY,
+            restore_s=MEAN_BYTES / MEMORY,
+            test_s=self.forward / FLOPS,
+            latency_s=LATENCY_S,
+            bandwidth=BANDWIDTH,
+            read=STATES,
+            write=STATES,
+        )
 
     def sizes(self) -> IntArray:
         """[N], every client's examples, at least one."""
@@ -112,20 +116,21 @@ class CurveKey(NamedTuple):
     balance: Balance
 
 
-def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
+def show_scale(path: Path, most: int, plot: Path | None) -> str:
     """A table of rounds on 8, 16, ... ranks, for every job of the file; drawn too if asked for.
 
     Args:
         path: the file of jobs.
-        most: ranks; ``LAST`` when None.
+        most: ranks.
         plot: a file for the plot.
 
     Raises:
-        JobError: the file is no such one, or the plot cannot be written.
+        JobError: the plot cannot be written.
     """
     if plot:
         check_plot(plot)
-    jobs, most = _read(path), most or LAST
+    trees = yaml.safe_load(path.read_text())
+    jobs = {name: SyntheticJob(**tree) for name, tree in trees.items()}
     ranks = [FIRST << k for k in range(most.bit_length()) if FIRST << k <= most] or [most]
     lines = [
         f"{'job':13} {'cohort':>6} {'balance':7} {'ranks':>5} {'a round':>9} {'training':>9} "
@@ -138,17 +143,13 @@ def show_scale(path: Path, most: int | None, plot: Path | None) -> str:
         for cohort in job.cohorts
         for balance in job.balance
     ]
-    for one in track(asked, "plan --scale: curves", len(asked)):
-        costs, wanted = jobs[one.job].stated_costs, jobs[one.job].work(one.cohort, one.balance)
+    for one in track(asked, "scale: curves", len(asked)):
+        costs, wanted = jobs[one.job].costs(), jobs[one.job].work(one.cohort, one.balance)
         alone = predict(wanted, 1, costs)
         for size in (size for size in ranks if size <= jobs[one.job].clients):
             found = predict(wanted, size, costs)
             lines.append(_line(one, size, found, alone))
             curves.setdefault(one, []).append((size, found.round))
-    lines += [
-        "",
-        *(fill(f"{name}: {job.stated_costs.origin}", WIDTH) for name, job in jobs.items()),
-    ]
     if plot:
         _draw(curves, plot)
     return "\n".join(lines)
@@ -160,17 +161,6 @@ def _line(asked: CurveKey, ranks: int, found: Prediction, alone: Prediction) -> 
         f"{found.train:7.3f} s {1e3 * found.convert:5.1f} ms {1e3 * found.exchange:7.1f} ms "
         f"{found.busiest:6.2f}x {alone.round / found.round:7.1f}x {found.hours:7.2f}"
     )
-
-
-def _read(path: Path) -> dict[str, SyntheticJob]:
-    """The jobs of a file."""
-    file = read(path)
-    old = {name for name, job in file.tree.items() if isinstance(job, dict) and OLD_KEY in job}
-    for name in old:
-        file.tree[name] = with_new_key(file.tree[name])
-    if old:
-        say_renamed(str(path))
-    return {name: section(SyntheticJob, file, name) for name in file.tree}
 
 
 def _draw(curves: dict[CurveKey, list[tuple[int, float]]], path: Path) -> None:
@@ -208,3 +198,19 @@ def _draw(curves: dict[CurveKey, list[tuple[int, float]]], path: Path) -> None:
 def _looks() -> Iterator[tuple[str, str]]:
     """Colours and markers, no pair twice."""
     return ((colour, marker) for marker in MARKERS for colour in COLOURS)
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """Run by itself."""
+    made = argparse.ArgumentParser(description="Rounds on 8 to 1024 GPUs, predicted.")
+    file = Path(__file__).with_suffix(".yaml")
+    made.add_argument("file", type=Path, nargs="?", default=file, help="(default: scale.yaml)")
+    made.add_argument("--ranks", type=int, default=LAST, help="at most (default 1024)")
+    made.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
+    options = made.parse_args(words)
+    print(show_scale(options.file, options.ranks, options.plot))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command())

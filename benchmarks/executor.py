@@ -4,24 +4,25 @@ Both are also compared with the device's peak: the number of the step's multipli
 additions, divided by the rate of products of large matrices in the job's precision.
 """
 
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import Measurement, Result, column
-from hpcfl.bench.round import built_in_jobs
+from common import Measurement, Result, column, main, parser, take_turns
 from hpcfl.errors import JobError
 from hpcfl.job.schema import LoadedJob, load
-from hpcfl.plan.arithmetic import RECURRENT
 from hpcfl.runner.choose_executor import step_timer, with_executor
 from hpcfl.runner.components import Components, build_components
 from hpcfl.runner.device import device_of
+from round import built_in_jobs
 
 SIZES = (10, 32)  # clients in a block
 TURNS = 7
@@ -30,8 +31,46 @@ SIDE = 2048  # rows and columns of the matrices
 ALONE = "sequential"
 
 
+def recurrent_operations(inputs: Sequence[int], weights: Iterable[Sequence[int]]) -> int:
+    """Floating-point operations of the matrix products of recurrent layers.
+
+    Args:
+        inputs: the shape of what they read: features last, the steps of all examples before.
+        weights: shapes; every step multiplies with each matrix. Vectors are biases.
+    """
+    return 2 * prod(inputs[:-1]) * sum(prod(shape) for shape in weights if len(shape) > 1)
+
+
+def _mkldnn_layer(
+    inputs: Sequence[int], of_inputs: Sequence[int], of_state: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """The operations of a layer, from the shapes of its arguments."""
+    return recurrent_operations(inputs, (of_inputs, of_state))
+
+
+def _cudnn_layers(
+    inputs: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any
+) -> int:
+    """The operations of all layers at once, from the shapes of their arguments."""
+    return recurrent_operations(inputs, weights)
+
+
+def _backward(forward: Callable[..., int]) -> Callable[..., int]:
+    """Two products for each of the outputs': the gradients of its two factors."""
+    return lambda *args, **kwargs: 2 * forward(*args, **kwargs)
+
+
+# What FlopCounterMode does not know: recurrent layers that a library computes as a whole.
+RECURRENT = {
+    torch.ops.aten.mkldnn_rnn_layer: _mkldnn_layer,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _backward(_mkldnn_layer),
+    torch.ops.aten._cudnn_rnn: _cudnn_layers,
+    torch.ops.aten._cudnn_rnn_backward: _backward(_cudnn_layers),
+}
+
+
 def bench_executor(
-    job: Path | None, overrides: Sequence[str], sizes: Sequence[int] | None, turns: int = TURNS
+    job: Path | None, overrides: Sequence[str], sizes: Sequence[int] | None, turns: int
 ) -> Result:
     """Measure the local step of a job, or of the built-in jobs if none is given.
 
@@ -63,7 +102,7 @@ def bench_executor(
             ]
             figures += steps
     lines.append("(to sequential: the median over the turns of the ratio within a turn)")
-    return Result("bench executor", "\n".join(lines), figures, device=components.device)
+    return Result("executor", "\n".join(lines), figures, device=components.device)
 
 
 def _take_turns(
@@ -73,7 +112,7 @@ def _take_turns(
     functions = {ALONE: _step(components, None)} | {
         f"blocks of {k}": _step(components, k) for k in sizes
     }
-    what = f"bench executor: {loaded.name}: steps"
+    what = f"executor: {loaded.name}: steps"
     times = take_turns(functions, turns, what, warmup=WARM[components.device.type])
     return [Measurement(loaded.name, name, "s", values) for name, values in times.items()]
 
@@ -107,3 +146,15 @@ def _peak(components: Components) -> float:
         (a @ b).sum().item()  # waits for a GPU
         times.append(perf_counter() - began)
     return 2 * SIDE**3 / median(times[WARM[components.device.type] :])
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """Run by itself."""
+    made = parser("A local step alone and in blocks of clients.", job=True)
+    made.add_argument("--sizes", type=int, nargs="+", help="of blocks (default 10 32)")
+    options = made.parse_args(words)
+    return main(options, lambda o: bench_executor(o.job, o.overrides, o.sizes, TURNS))
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -16,17 +16,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import Measurement, Result
-from hpcfl.bench.round import BARE_NOTE, LENET, write_images
+from common import Measurement, Result, main, parser, take_turns
 from hpcfl.errors import JobError
 from hpcfl.sweep.process import environment, mpirun
+from round import BARE_NOTE, LENET, write_images
 
 RANKS, TURNS, CLIENTS = (1, 2, 4), 7, 20
 PAUSE_S = 0.01  # between two checks for files, so that waiting takes little CPU time
 
 
-def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
+def bench_scaling(ranks: Sequence[int] | None, turns: int) -> Result:
     """Measure both sides on these numbers of ranks.
 
     Args:
@@ -39,7 +38,7 @@ def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
     sizes = list(dict.fromkeys(ranks or RANKS))
     for size in sizes:
         if CLIENTS % size:
-            raise JobError(f"bench scaling: --ranks {size}: does not divide {CLIENTS} clients")
+            raise JobError(f"scaling: --ranks {size}: does not divide {CLIENTS} clients")
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # ranks may outlive mpirun
     with folder as name, ExitStack() as stack:
         root = Path(name)
@@ -55,11 +54,11 @@ def bench_scaling(ranks: Sequence[int] | None, turns: int = TURNS) -> Result:
             for what in ("ranks", "bare")
         }
         functions = {key: side.run_round for key, side in sides.items()}
-        times = take_turns(functions, turns, "bench scaling: rounds")
+        times = take_turns(functions, turns, "scaling: rounds")
     figures = [
         Measurement(f"{n} at once", what, "s", seconds) for (n, what), seconds in times.items()
     ]
-    return Result("bench scaling", report(figures), figures, {"clients": CLIENTS})
+    return Result("scaling", report(figures), figures, {"clients": CLIENTS})
 
 
 def report(figures: Sequence[Measurement]) -> str:
@@ -80,7 +79,7 @@ def report(figures: Sequence[Measurement]) -> str:
 
 
 class _Side:
-    """Processes of ``hpcfl.bench.worker``, which run a round for each file ``go-K``."""
+    """Processes of ``scaling_worker.py``, which run a round for each file ``go-K``."""
 
     def __init__(self, root: Path, size: int, what: str) -> None:
         self._folder = root / f"{size}-{what}"
@@ -89,8 +88,7 @@ class _Side:
         self._log = self._folder / "output"
         own = [
             sys.executable,
-            "-m",
-            "hpcfl.bench.worker",
+            str(Path(__file__).with_name("scaling_worker.py")),
             str(root / "job.yaml"),
             str(self._folder),
         ]
@@ -125,6 +123,17 @@ class _Side:
         while not all(path.exists() for path in done):
             if any(process.poll() is not None for process in self._processes):
                 lines = self._log.read_text(errors="replace").strip().splitlines()
-                raise JobError(f"bench scaling: a process ended: {(lines or ['silently'])[-1]}")
+                raise JobError(f"scaling: a process ended: {(lines or ['silently'])[-1]}")
             time.sleep(PAUSE_S)
         return max(float(path.read_text()) for path in done)
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """Run by itself."""
+    made = parser("A round on 1, 2, 4 ranks against as many bare loops side by side.")
+    made.add_argument("--ranks", type=int, nargs="+", help="(default 1 2 4)")
+    return main(made.parse_args(words), lambda o: bench_scaling(o.ranks, TURNS))
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -1,23 +1,31 @@
-"""Hold the result of a ``bench`` command: a table, the measured values of every turn, a plot."""
+"""What the benchmarks share: taking turns, a result as a table, JSON and a plot, the command line.
 
+Several sides run alternately, a turn each, so that noise of the machine affects all of them alike.
+"""
+
+import argparse
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from hpcfl.errors import HpcflError
-from hpcfl.io.atomic import write_output
+from hpcfl.errors import HpcflError, JobError, RemoteRankError
+from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.cgroups import usable_cores
-from hpcfl.report.plots.figure import COLOURS, new_figure, save
+from hpcfl.io.progress import track
+from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.runner.environment import versions
 
 WIDTH = 100  # columns of a table
+
+Side = TypeVar("Side")
 
 
 def column(name: str, width: int) -> str:
@@ -66,10 +74,10 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one ``bench`` command."""
+    """The result of one benchmark."""
 
     command: str
-    """Its name, such as "bench round"."""
+    """Its name, such as "round"."""
     table: str
     figures: Sequence[Measurement]
     about: dict[str, Any] = field(default_factory=dict)
@@ -146,3 +154,87 @@ class Result:
             panel.set_xlabel(unit)
             panel.set_title(subject, fontsize="medium", loc="left")
         save(drawn, [path])
+
+
+def take_turns(
+    sides: Mapping[Side, Callable[[], float]],
+    turns: int,
+    title: str,
+    *,
+    warmup: int = 1,
+    show_progress: bool = True,
+) -> dict[Side, list[float]]:
+    """Call all functions once in each turn, and collect the seconds that they return.
+
+    The functions are not timed here, as they may exclude their own preparation.
+
+    Args:
+        sides: functions by name; each returns the seconds of the work that it measured.
+        turns: the number of measured turns.
+        title: of the progress line.
+        warmup: the number of turns before these, whose seconds are dropped.
+        show_progress: False on all ranks but the first.
+
+    Returns:
+        For each name, the seconds of every measured turn.
+    """
+    times: dict[Side, list[float]] = {name: [] for name in sides}
+    calls = [(name, side) for _ in range(warmup + turns) for name, side in sides.items()]
+    # A thread that draws the progress line would disturb the measurement.
+    tracked = track(calls, title, len(calls), thread=False) if show_progress else calls
+    for name, side in tracked:
+        times[name].append(side())
+    return {name: seconds[warmup:] for name, seconds in times.items()}
+
+
+def parser(description: str, *, job: bool = False) -> argparse.ArgumentParser:
+    """The parser of a benchmark's command line.
+
+    Args:
+        description: the first lines of its help.
+        job: whether it takes a job and overrides.
+    """
+    made = argparse.ArgumentParser(description=description)
+    if job:
+        made.add_argument("job", type=Path, nargs="?", help="job (default: two built-in ones)")
+        made.add_argument("overrides", nargs="*", default=[], metavar="key.path=value")
+    made.add_argument("--json", type=Path, metavar="F", help="write every turn's figures")
+    made.add_argument("--plot", type=Path, metavar="F", help=".png, .pdf or .svg to draw")
+    return made
+
+
+def main(
+    options: argparse.Namespace, measure: Callable[[argparse.Namespace], Result | None]
+) -> int:
+    """Measure, print and write the result; errors become a line.
+
+    Args:
+        options: of the command line.
+        measure: returns None on all ranks but the first.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        # Check the files now, not after minutes of measuring.
+        if options.json:
+            check_output(options.json, make_folder=True)
+        if options.plot:
+            check_plot(options.plot)
+            if options.plot == options.json:
+                raise JobError(f"--json and --plot both name {options.plot}; give two files")
+        result = measure(options)
+        if result is None:
+            return 0
+        print(result)
+        if options.json:
+            result.write(options.json)
+        if options.plot:
+            result.plot(options.plot)
+        result.check()
+    except RemoteRankError as e:  # another rank prints it
+        return e.exit_code
+    except HpcflError as e:
+        print(f"{type(e).__name__}: {e}", file=sys.stderr)
+        return e.exit_code
+    return 0

@@ -1,4 +1,4 @@
-"""Run rounds of pfl's federated averaging for ``hpcfl bench peers``, in a Python that has pfl.
+"""Run rounds of pfl's federated averaging for peers.py, in a Python that has pfl.
 
     python peer_pfl.py '{"model": "cnn", "precision": "float32", "users": 1000, "samples": 50,
                          "cohort": 50, "batch": 10, "rate": 0.1}'

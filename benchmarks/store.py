@@ -6,6 +6,7 @@ client, against FedAvg, without states.  All sides run alternately in one proces
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -18,14 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import Measurement, Result
-from hpcfl.bench.round import LENET, write_images
-from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
+from common import Measurement, Result, main, parser, take_turns
 from hpcfl.job.schema import load
+from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
 from hpcfl.store.disk_usage import ROUNDS_BEFORE_COMMIT
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.schema import Field, StateSchema
+from round import LENET, write_images
 
 TURNS = 9
 COHORT = 10  # states that are prefetched at a time
@@ -77,7 +77,7 @@ def bench_store(folder: Path | None, gib: float) -> Result:
         for side, seconds in (("store", speed.store_s), ("bare calls", speed.bare_s))
     ]
     about = {"gib": gib, "waits": dict(zip(SIDES, waited, strict=True))}
-    return Result("bench store", "\n".join(lines), [*disk, *rounds], about)
+    return Result("store", "\n".join(lines), [*disk, *rounds], about)
 
 
 def _speeds(root: Path, clients: int) -> list[Speed]:
@@ -93,7 +93,7 @@ def _speeds(root: Path, clients: int) -> list[Speed]:
             "store reads": partial(_timed, root, store.read),
             "calls read": partial(_timed, root, calls.read),
         }
-        times = take_turns(functions, TURNS, "bench store: passes over the states", warmup=0)
+        times = take_turns(functions, TURNS, "store: passes over the states", warmup=0)
     size = clients * STATE_BYTES
     return [
         Speed("write", size, times["store writes"], times["calls write"]),
@@ -179,7 +179,7 @@ def _rounds(root: Path) -> tuple[list[Measurement], list[float]]:
     path.write_text(LENET.replace("ROOT", str(root)).replace("rounds: 13", "rounds: 1000"))
     with ExitStack() as stack:
         sides = [
-            build_bench_run(load(path, changes), _new_folder(root / f"side{k}"), stack)
+            build_timed_run(load(path, changes), _new_folder(root / f"side{k}"), stack)
             for k, changes in enumerate(SIDES.values())
         ]
         engines = [TimedRounds(side.run, ROUNDS_OF_TURN) for side in sides]
@@ -187,7 +187,7 @@ def _rounds(root: Path) -> tuple[list[Measurement], list[float]]:
             engine()  # warm up
             side.hooks.waited = 0.0
         functions = dict(zip(SIDES, engines, strict=True))
-        times = take_turns(functions, TURNS, "bench store: rounds of LeNet", warmup=0)
+        times = take_turns(functions, TURNS, "store: rounds of LeNet", warmup=0)
     rounds = [Measurement("a round of LeNet", name, "s", values) for name, values in times.items()]
     waited = [side.hooks.waited / sum(r.values) for side, r in zip(sides, rounds, strict=True)]
     return rounds, waited
@@ -204,3 +204,15 @@ def _round_lines(rounds: Sequence[Measurement], waited: Sequence[float]) -> list
 def _new_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """Run by itself."""
+    made = parser("Client states against the bare disk, and in a round.")
+    made.add_argument("--dir", type=Path, help="folder to write in (default: the temporary one)")
+    made.add_argument("--gib", type=float, default=1.0, help="GiB of states (default: 1)")
+    return main(made.parse_args(words), lambda o: bench_store(o.dir, o.gib))
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -7,6 +7,7 @@ are missing.
 """
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,16 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.peers import BenchWork, PeerError, checked_peer, pfl_process
-from hpcfl.bench.result import Measurement, Result
-from hpcfl.bench.round import BARE_NOTE, BareLoop, write_images
-from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
+from common import Measurement, Result, main, parser, take_turns
 from hpcfl.data.sources.shakespeare import ALPHABET, WINDOW
 from hpcfl.errors import HpcflError, JobError, one_line
 from hpcfl.io.files import parse_json, read_bytes
 from hpcfl.io.progress import track
 from hpcfl.job.schema import load
+from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
+from peers import BenchWork, PeerError, checked_peer, pfl_process
+from round import BARE_NOTE, BareLoop, write_images
 
 TURNS, WARMUP = 7, 2  # the first turn captures the graph and chooses kernels
 MINUTES = 8.0
@@ -79,9 +79,7 @@ class Figures:
     def result(self) -> Result:
         """The figures and a table of them."""
         about = {"rehearsal": self._rehearsal, "failed": self.failed}
-        return Result(
-            "bench gpu", report(self.measured), self.measured, about, self._device, self.failed
-        )
+        return Result("gpu", report(self.measured), self.measured, about, self._device, self.failed)
 
     def add(self, subject: Subject, figures: Sequence[Measurement], failure: str = "") -> None:
         """Add the figures of a subject in place of older ones, and write all.
@@ -119,7 +117,7 @@ class Figures:
             self.measured = [_read_figure(figure) for figure in tree["figures"]]
             report(self.measured)  # sides of one subject with as many turns
         except (ArithmeticError, LookupError, TypeError, ValueError) as e:
-            raise JobError(f"{path}: found no figures of bench gpu ({e!r}); {advice}") from e
+            raise JobError(f"{path}: found no figures of gpu.py ({e!r}); {advice}") from e
         now = {**self.result().machine(), "rehearsal": self._rehearsal}
         for key, value in now.items():
             if key not in _OWN and before.get(key) != value:
@@ -159,7 +157,7 @@ def bench_gpu(
         JobError: there is no GPU; or the file or the interpreter does not fit.
     """
     if not rehearse and not torch.cuda.is_available():
-        raise JobError("bench gpu: found no GPU; --rehearse runs tiny jobs on the CPU")
+        raise JobError("gpu: found no GPU; --rehearse runs tiny jobs on the CPU")
     began, longest = monotonic(), 0.0
     device = torch.device("cpu") if rehearse else torch.device("cuda", 0)
     figures = Figures(path, rehearsal=rehearse, device=device)
@@ -168,7 +166,7 @@ def bench_gpu(
     ]
     peer = _peer(python)
     left = figures.missing(subjects)
-    for subject in track(left, "bench gpu: subjects", len(left), thread=False):
+    for subject in track(left, "gpu: subjects", len(left), thread=False):
         started = monotonic()
         if longest and started - began + longest > 60 * minutes:
             break
@@ -227,7 +225,7 @@ def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -
         sides: dict[str, Callable[[], float]] = {}
         for executor in ("sequential", "block"):
             (folder := root / executor).mkdir()
-            built = build_bench_run(load(path, [f"executor={executor}"]), folder, stack)
+            built = build_timed_run(load(path, [f"executor={executor}"]), folder, stack)
             sides[executor] = TimedRounds(built.run, 1)
             if executor == "sequential":
                 sides["bare loop"] = BareLoop(built.components, built.run, 1)
@@ -235,7 +233,7 @@ def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -
             about = {"model": subject.model, "precision": subject.precision, **work._asdict()}
             pfl = stack.enter_context(pfl_process(peer, about))
             sides[f"pfl {next(pfl)['pfl']}"] = lambda: float(next(pfl)["wall_s"])
-        times = take_turns(sides, TURNS, f"bench gpu: {subject}: rounds", warmup=WARMUP)
+        times = take_turns(sides, TURNS, f"gpu: {subject}: rounds", warmup=WARMUP)
     return [Measurement(str(subject), side, "s", seconds) for side, seconds in times.items()]
 
 
@@ -305,3 +303,25 @@ def report(figures: Sequence[Measurement]) -> str:
         )
     lines.append(BARE_NOTE)
     return "\n".join(lines)
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """Run by itself."""
+    made = parser("Rounds on a GPU: models, precisions, executors, a bare loop, pfl.")
+    made.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        metavar="M",
+        help="end after about so many (default 8); with --json F, the next call continues",
+    )
+    made.add_argument("--rehearse", action="store_true", help="tiny works on the CPU")
+    made.add_argument("--python", type=Path, help="of an environment with pfl (default: ours)")
+    options = made.parse_args(words)
+    return main(
+        options, lambda o: bench_gpu(o.json, o.python, minutes=o.minutes, rehearse=o.rehearse)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(command())

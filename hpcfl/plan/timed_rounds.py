@@ -1,6 +1,6 @@
 """Build a job's run without evaluation and checkpoints, and time its rounds, a few at a time.
 
-The commands of ``hpcfl bench`` do so on one rank, or on each rank of a group.
+``hpcfl plan --measure`` and the scripts in benchmarks/ do so, on one rank or on each of a group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
+from hpcfl.data.base import Dataset
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState, Run
 from hpcfl.job.schema import LoadedJob
@@ -86,7 +88,7 @@ class TimedRounds:
         return self._clock() - began
 
 
-class BenchRun(NamedTuple):
+class TimedRun(NamedTuple):
     """A job with its data loaded, ready for rounds."""
 
     components: Components
@@ -95,9 +97,15 @@ class BenchRun(NamedTuple):
     """Its ``waited`` has the seconds that rounds waited for client states."""
 
 
-def build_bench_run(
-    loaded: LoadedJob, folder: Path, stack: ExitStack, comm: Comm | None = None
-) -> BenchRun:
+def build_timed_run(
+    loaded: LoadedJob,
+    folder: Path,
+    stack: ExitStack,
+    comm: Comm | None = None,
+    *,
+    device: torch.device | None = None,
+    dataset: Dataset | None = None,
+) -> TimedRun:
     """Load a job for rounds on this rank alone, or on one of a group.
 
     Args:
@@ -105,12 +113,16 @@ def build_bench_run(
         folder: an empty folder, for the log and the client states.
         stack: closes the log and the store.
         comm: the group; none is needed for one rank.
+        device: this rank's; None: the one that a run on the group would take.
+        dataset: instead of what the job would load; then its initial weights need not be there.
     """
     comm = comm or Solo()
-    components = build_components(loaded, device_of(loaded.job, gpu_rank(loaded.job, comm)))
+    device = device or device_of(loaded.job, gpu_rank(loaded.job, comm))
+    resumed = dataset is not None
+    components = build_components(loaded, device, resumed=resumed, dataset=dataset)
     owner = assign_owners([len(own) for own in components.rows], comm.size)
     hooks = LogOnly(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
     store = stack.enter_context(closing(components.store(folder, comm.rank, "bench", mine)))
     run = build_run(components, comm, owner, store, components.gradient(), hooks, Signals())
-    return BenchRun(components, run, hooks)
+    return TimedRun(components, run, hooks)

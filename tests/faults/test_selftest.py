@@ -1,13 +1,12 @@
-"""The quick form of ``hpcfl bench chaos``, through its command line; and what it must see."""
+"""The quick form of ``hpcfl selftest``, through its command line; and what it must see."""
 
 import json
-import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from random import Random
-from types import SimpleNamespace
 from zlib import crc32
 
 import numpy as np
@@ -16,13 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from scaffold_run import write
 
-from hpcfl.bench import chaos
-from hpcfl.bench.chaos import ALGORITHMS, Chaos, attempt_outcome
-from hpcfl.bench.chaos.attempt_outcome import Ending
-from hpcfl.bench.chaos.run_outcome import RunBits, committed, outcome
-from hpcfl.bench.chaos.settings import ROUNDS
-from hpcfl.bench.chaos.summary import Summary
-from hpcfl.bench.chaos.watch import AttemptMonitor, PhaseDurations, RoundsSeen
+from hpcfl.cli import selftest
+from hpcfl.cli.selftest import (
+    ALGORITHMS,
+    ROUNDS,
+    Ending,
+    Kill,
+    RunBits,
+    SelfTest,
+    Start,
+    Tally,
+    committed,
+    outcome,
+    run_attempt,
+)
 from hpcfl.errors import HpcflError, StoreError
 from hpcfl.io import checksum
 from hpcfl.run_dir.layout import RunDir
@@ -30,39 +36,46 @@ from hpcfl.run_dir.manifest import MANIFEST, SERVER
 from tests.forked import finish
 from tests.parallel.harness import environment, find_mpirun
 
-KILLS, STOPS = 3, 1
+KILLS = 4
 
 
 def test_killed_over_and_over_again(tmp_path):
     find_mpirun()
-    folder = tmp_path / "chaos"
-    command = [sys.executable, "-m", "hpcfl", "bench", "chaos", "--kills", str(KILLS)]
+    folder = tmp_path / "new"
+    command = [sys.executable, "-m", "hpcfl", "selftest", folder, "--kills", str(KILLS)]
     done = subprocess.run(
-        [*command, "--stops", str(STOPS), "--dir", folder],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "disagreements  0\n" in done.stdout
-    assert f"{KILLS} killed" in done.stdout
-    assert f"{STOPS} stopped" in done.stdout
-    assert not folder.exists()
+    assert done.stdout.endswith("disagreements  0\n")
+    killed, stopped = map(int, re.search(r"(\d+) killed, (\d+) stopped", done.stdout).groups())
+    assert killed + stopped == KILLS
     compared = re.search(r"^runs +(\d+) compared", done.stdout, re.MULTILINE)
-    assert compared and int(compared[1]) >= len(ALGORITHMS)
-    assert all(f"on {n} rank" in done.stdout for n in (1, 2, 3))
-    assert "at a random instant" in done.stdout
-    if "no kill exactly at a system call" in done.stdout:
-        assert os.environ.get("HPCFL_REQUIRE_STRACE") != "1", done.stdout
-    else:
-        assert "at a call of" in done.stdout
+    assert int(compared[1]) >= len(ALGORITHMS)
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_not_empty(tmp_path, refused):
+    (tmp_path / "x").touch()
+    said = refused("selftest", tmp_path)
+    assert said == f"JobError: {tmp_path}: is not empty; remove it, or choose another"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGKILL, "killed"), (signal.SIGTERM, "stopped")]
+)
+def test_an_attempt_that_is_ended_in_its_rounds(tmp_path, number, kind):
+    folder = RunDir(tmp_path / "run")
+    start = Start(1, ["run", str(write(tmp_path, rounds=100_000)), "--out", str(folder.root)])
+    ending = run_attempt(start, Kill(20, 0.5, None, number), folder)
+    assert (ending.kind, ending.began) == (kind, 0)
+    assert ending.committed == committed(folder) > 0
 
 
 LOG = [{"round": t + 1} for t in range(ROUNDS)]
 X, IDS, DRIFT = np.array([1.0, 0.0]), np.array([3, 5]), np.ones((2, 2))
 WHOLE = RunBits({"x": X, "client": IDS, "state_drift": DRIFT}, LOG)
-KILLED = Ending("killed", "all ranks", "round", RoundsSeen(7, 0, 6))
+KILLED = Ending("killed", "", 0, 6)
 
 
 @pytest.fixture
@@ -70,12 +83,10 @@ def scripted(tmp_path, monkeypatch):
     """Plays one run, killed once: of a life that began as told, and that left what is told."""
 
     def played(began, left=WHOLE):
-        attempts = iter(
-            [Ending("finished"), KILLED, Ending("finished", seen=RoundsSeen(4, began, ROUNDS))]
-        )
+        attempts = iter([Ending("finished"), KILLED, Ending("finished", "", began, ROUNDS)])
         found, starts = iter([WHOLE, left]), []
 
-        def play(start, kill, folder, durations, keep):
+        def play(start, kill, folder):
             folder.root.mkdir(exist_ok=True)
             folder.job.touch()
             starts.append(start)
@@ -87,13 +98,13 @@ def scripted(tmp_path, monkeypatch):
                 raise what
             return what
 
-        monkeypatch.setattr(chaos, "run_attempt", play)
-        monkeypatch.setattr(chaos, "outcome", outcome)
-        bench = Chaos(tmp_path, [1], Random(0), Summary([]), exact=False)
-        assert len(list(bench.run(1))) == 1
+        monkeypatch.setattr(selftest, "run_attempt", play)
+        monkeypatch.setattr(selftest, "outcome", outcome)
+        tally = Tally()
+        assert len(list(SelfTest(tmp_path, [1], Random(0), tally).run(1))) == 1
         # No checkpoint was lost that was seen: the last life has something to go on from.
         assert [start.refusable for start in starts] == [False] * 3
-        return bench.tally
+        return tally
 
     return played
 
@@ -158,29 +169,14 @@ def test_sees_one_bit_of_a_file(finished, tmp_path):
     assert other.differences(whole) == ["x"]
 
 
-def test_remembers_what_was_committed(finished, tmp_path):
-    """Also when it is gone by the end of the life."""
-    folder = RunDir(tmp_path / "run")
-    shutil.copytree(finished.root, folder.root)
-    newest = committed(folder)
-    watch = AttemptMonitor(SimpleNamespace(has_open=lambda file: False), folder, PhaseDurations())
-    assert watch.seen == RoundsSeen(0, None, newest)
-    shutil.rmtree(folder.checkpoints / f"{newest:08d}")
-    folder.add_to_history({"session": "next", "round": committed(folder)})
-    watch.end()
-    assert 0 < committed(folder) < newest
-    assert watch.seen == RoundsSeen(0, committed(folder), newest)
-
-
 @pytest.mark.parametrize(
     ("said", "code", "began", "expected"),
     [
         ("stopped by SIGTERM after round 3 of 24", 75, 1, ""),
         ("", 15, None, ""),  # before MPI started: the launcher's code
-        ("", 15, 1, "exit code 15 where 75 was expected"),
-        ("Traceback (most recent call last):", 75, 1, "a traceback"),
+        ("", 15, 1, "exit code 15 after a signal to stop where 75 was expected"),
+        ("Traceback (most recent call last):", 75, 1, "a traceback after a signal to stop"),
     ],
 )
 def test_sees_a_stop_that_went_wrong(said, code, began, expected):
-    life = SimpleNamespace(output_lines=lambda: [said], code=code)
-    assert attempt_outcome.fault_of_stop(life, RoundsSeen(3, began, 2)) == expected
+    assert selftest.fault_of_stop([said], code, began) == expected

@@ -9,6 +9,7 @@ sides must end every turn at nearly the same model; else their times would be of
 """
 
 import copy
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
@@ -21,9 +22,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from common import Measurement, Result, column, main, parser
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.bench.result import Measurement, Result, column
-from hpcfl.bench.timed_rounds import Clock, TimedRounds, build_bench_run
 from hpcfl.engine.run import Run
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.io.progress import track
@@ -33,6 +33,7 @@ from hpcfl.local.step import LayerSeeds
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES
+from hpcfl.plan.timed_rounds import Clock, TimedRounds, build_timed_run
 from hpcfl.runner.components import Components
 from hpcfl.types import Batch, Vector
 
@@ -129,7 +130,7 @@ def measure(loaded: LoadedJob, folder: Path, pairs: int = PAIRS) -> Comparison:
             f"{pairs + 1}; set rounds={pairs + 1} or more"
         )
     with ExitStack() as stack:
-        components, run, _ = build_bench_run(loaded, folder, stack)
+        components, run, _ = build_timed_run(loaded, folder, stack)
         times, gaps = _take_turns(
             components, TimedRounds(run, rounds), BareLoop(components, run, rounds), pairs
         )
@@ -148,7 +149,7 @@ def _take_turns(
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """The seconds of both sides in each turn after the first, and every turn's gap."""
     times, gaps = [], []
-    what = f"bench round: {components.loaded.name}: turns"
+    what = f"round: {components.loaded.name}: turns"
     for _ in track(range(pairs + 1), what, pairs + 1, thread=False):
         start = bare.x
         times.append((engine(), bare()))
@@ -201,7 +202,7 @@ def bench_round(job: Path | None, overrides: Sequence[str]) -> Result:
         for t in comparisons
     }
     figures = [side for t in comparisons for side in (t.engine, t.bare)]
-    return Result("bench round", report(comparisons), figures, about)
+    return Result("round", report(comparisons), figures, about)
 
 
 class _Visit(NamedTuple):
@@ -283,3 +284,13 @@ class BareLoop:
                 optimizer.step()
             mean.add_(parameters(self._model), alpha=weight / total)
         self.x = self.x.lerp(mean, self._components.algorithm.server_lr)
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """Run by itself."""
+    options = parser("A round against a bare loop of the same SGD steps.", job=True)
+    return main(options.parse_args(words), lambda o: bench_round(o.job, o.overrides))
+
+
+if __name__ == "__main__":
+    sys.exit(command())

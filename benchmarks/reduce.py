@@ -4,6 +4,7 @@ Every rank runs all sides alternately, each after a barrier.  The times are thos
 waits for the other ranks in every side.
 """
 
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,24 +13,20 @@ from pathlib import Path
 from statistics import median
 from textwrap import fill
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from hpcfl.bench.interleave import take_turns
-from hpcfl.bench.result import WIDTH, Measurement, Result
-from hpcfl.bench.round import built_in_jobs
-from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
+from common import WIDTH, Measurement, Result, main, parser, take_turns
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
-from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.failure import group
 from hpcfl.comm.fast import FastReduction
-from hpcfl.comm.reduction import Reduction
 from hpcfl.errors import JobError
+from hpcfl.plan.measure import mean_functions
+from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
 from hpcfl.runner.configure_torch import keep_freed_memory
+from round import built_in_jobs
 
 SIZES = (800_000, 4_000_000, 25_000_000)
 TURNS = 21
@@ -39,14 +36,7 @@ LENET_ROUNDS = 6  # of two clients
 LENET_COHORT = 10  # clients of the round of LeNet whose time the mean is compared with
 
 
-class Upload(NamedTuple):
-    """A model and a loss, as FedAvg sends them."""
-
-    x: Tensor
-    loss: Tensor
-
-
-def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int = TURNS) -> Result | None:
+def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int) -> Result | None:
     """Collective: measure means of vectors; None on all ranks but the first.
 
     Args:
@@ -60,8 +50,8 @@ def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int = TURNS) 
     with group(connect(backend, "cpu", 600.0)) as comm:  # type: ignore[arg-type]
         if comm.size == 1:
             raise JobError(
-                "bench reduce: found 1 rank, expected 2 or more: a single rank has no all-reduce; "
-                "say mpirun -n 2 hpcfl bench reduce"
+                "reduce: found 1 rank, expected 2 or more: a single rank has no all-reduce; "
+                "say mpirun -n 2 python benchmarks/reduce.py"
             )
         keep_freed_memory()
         torch.set_num_threads(1)
@@ -85,7 +75,7 @@ def measure(comm: Comm, sizes: Sequence[int], turns: int) -> Result | None:
     )
     text = f"{report(figures)}\n\n{fill(comparison, WIDTH)}"
     about = {"ranks": comm.size, "backend": comm.library, "share_of_lenet_round": ratio}
-    return Result("bench reduce", text, [*figures, *lenet_figures], about)
+    return Result("reduce", text, [*figures, *lenet_figures], about)
 
 
 def report(figures: Sequence[Measurement]) -> str:
@@ -107,9 +97,11 @@ def _size(comm: Comm, size: int, turns: int, clients: Sequence[int] = CLIENTS) -
     plain = torch.zeros(size)
     sides: dict[str, Callable[[], Any]] = {FLOAT: lambda: comm.allreduce_sum(plain)}
     cpu = torch.device("cpu")
-    sides |= means(comm, size, clients, cpu) | means(comm, size, clients, cpu, FastReduction)
+    sides |= mean_functions(comm, size, clients, cpu) | mean_functions(
+        comm, size, clients, cpu, FastReduction
+    )
     functions = {name: partial(_timed, comm, side) for name, side in sides.items()}
-    what = f"bench reduce: sums of {size} numbers"
+    what = f"reduce: sums of {size} numbers"
     times = take_turns(functions, turns, what, show_progress=comm.rank == 0)
     return [Measurement(str(size), name, "s", seconds) for name, seconds in times.items()]
 
@@ -122,49 +114,6 @@ def _timed(comm: Comm, side: Callable[[], Any]) -> float:
     return perf_counter() - began
 
 
-def means(
-    comm: Comm,
-    size: int,
-    clients: Sequence[int],
-    device: torch.device,
-    kind: type[Reduction] = ExactReduction,
-) -> dict[str, Callable[[], Any]]:
-    """Functions, by name, that take a collective mean; one for each of the numbers of clients.
-
-    Args:
-        comm: the group of ranks.
-        size: parameters of an upload.
-        clients: numbers of clients on each rank.
-        device: of the uploads.
-        kind: the reduction.
-    """
-    template = Upload(torch.empty(size, device="meta"), torch.empty((), device="meta"))
-    reduction = kind(comm, template, frozenset(), torch.float32, device)
-    uploads = [
-        Upload(_draw(size, comm.rank, k).to(device), torch.ones((), device=device))
-        for k in range(max(clients))
-    ]
-    return {
-        f"{kind.__name__.lower()}, {count} client(s)": _mean(comm, reduction, uploads[:count])
-        for count in clients
-    }
-
-
-def _mean(comm: Comm, reduction: Reduction, uploads: Sequence[Upload]) -> Callable[[], Any]:
-    """A function that takes the mean of these uploads of every rank, as a round does."""
-    count = len(uploads)
-    ids = [comm.rank * count + k for k in range(count)]
-    cohort = comm.size * count
-    weights, values = [500.0] * count, np.zeros(1)
-    return lambda: reduction.mean(uploads, ids, weights, 500.0 * cohort, cohort, values, round=1)
-
-
-def _draw(size: int, rank: int, client: int) -> Tensor:
-    """Random numbers, different for every client."""
-    draw = torch.Generator().manual_seed(1000 * rank + client)
-    return torch.empty(size).uniform_(-1, 1, generator=draw)
-
-
 def _lenet() -> tuple[int, float]:
     """The number of LeNet's parameters, and the seconds of one client's local training.
 
@@ -172,6 +121,26 @@ def _lenet() -> tuple[int, float]:
     """
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         engine = TimedRounds(
-            build_bench_run(built_in_jobs(Path(name))[1], Path(name), stack).run, 1
+            build_timed_run(built_in_jobs(Path(name))[1], Path(name), stack).run, 1
         )
         return engine.x.numel(), median(engine() for _ in range(LENET_ROUNDS)) / 2
+
+
+def command(words: Sequence[str] | None = None) -> int:
+    """Run by itself, on all ranks."""
+    made = parser("The exact mean against a float all-reduce, on all ranks of mpirun.")
+    made.add_argument(
+        "--sizes", type=int, nargs="+", help="parameters (default 800000 4000000 25000000)"
+    )
+    made.add_argument(
+        "--backend",
+        choices=["auto", "mpi", "gloo"],
+        default="auto",
+        help="as comm.backend in a job (default: auto)",
+    )
+    options = made.parse_args(words)
+    return main(options, lambda o: bench_reduce(o.sizes, o.backend, TURNS))
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -1,4 +1,4 @@
-"""A process of ``hpcfl bench scaling``: python -m hpcfl.bench.worker JOB FOLDER NUMBER SHARES.
+"""A process of scaling.py: python scaling_worker.py JOB FOLDER NUMBER SHARES.
 
 In a FOLDER whose name ends in "bare" it is a bare loop, which trains one of SHARES equal shares of
 each cohort; else it is one of mpirun's ranks of the engine, or the only rank.  It runs a round for
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from hpcfl.bench.round import BareLoop
-from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
 from hpcfl.job.schema import load
+from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
+from round import BareLoop
 
 PAUSE_S = 0.01
 
@@ -31,7 +31,7 @@ def main(job: str, folder: str, number: str, shares: str) -> None:
         comm = stack.enter_context(group(connect("auto", "cpu", 600.0)))
         own = root / f"own-{comm.rank + int(number)}"
         own.mkdir()
-        components, run, _ = build_bench_run(loaded, own, stack, comm)
+        components, run, _ = build_timed_run(loaded, own, stack, comm)
         run_round: Callable[[], float] = (
             BareLoop(components, run, 1) if bare else TimedRounds(run, 1)
         )

@@ -1,1 +1,0 @@
-"""Measurements on the user's machine, as ratios within one run."""
