@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfl import signals
-from hpcfl.cli.parser import parser
+from hpcfl.cli.parser import GONE, parser
 from hpcfl.errors import (
     HpcflError,
     JobError,
@@ -80,7 +80,10 @@ def _run_command(options: argparse.Namespace) -> None:
 
     Raises:
         HookError: code of the job called ``sys.exit``.
+        JobError: an earlier version had the command.
     """
+    if options.command in GONE:
+        raise JobError(f"hpcfl {options.command}: has gone; use {GONE[options.command]}")
     try:
         COMMANDS[options.command](options)
     except SystemExit as e:
@@ -235,9 +238,15 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from hpcfl.monitor.status import status
+    from rich.console import Console
 
-    print(status(options.dir))
+    from hpcfl.monitor.status import follow, status
+
+    console = Console()
+    if options.follow and console.is_terminal:
+        follow(options.dir, console)
+    else:
+        print(status(options.dir))
 
 
 def _sweep(options: argparse.Namespace) -> None:
@@ -401,14 +410,6 @@ def _table(
     )
 
 
-def _watch(options: argparse.Namespace) -> None:
-    from hpcfl.monitor.watch import watch
-
-    page = watch(options.dir)
-    if page:
-        print(page, end="")
-
-
 def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
     """Draw the plot of a finished sweep; a line says why, if that is not possible."""
     from hpcfl.report.plots import Plot
@@ -555,5 +556,4 @@ COMMANDS = {
     "run": _run,
     "status": _status,
     "sweep": _sweep,
-    "watch": _watch,
 }

@@ -10,6 +10,9 @@ from hpcfl.cli.completion import SHELLS, PrintCompletion
 from hpcfl.job.resume_rules import MUTABLE
 from hpcfl.paths import require_plain
 
+GONE = {"watch": "hpcfl status DIR --follow"}
+"""Commands of earlier versions, which are refused, and what serves instead."""
+
 
 def parser() -> argparse.ArgumentParser:
     """Reads a command line; ``command`` is then the name of one of `hpcfl.cli.main.COMMANDS`."""
@@ -224,17 +227,15 @@ def _add_monitors(commands: Any) -> None:
     """The commands that show a run without disturbing it."""
     status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
     status.add_argument("dir", type=_path, help="of a run or a sweep")
+    status.add_argument(
+        "--follow", action="store_true", help="show it again every second, until Ctrl-C"
+    )
     status.set_defaults(command="status")
 
-    watch = commands.add_parser(
-        "watch",
-        help="the status of a run or sweep as a page that follows it",
-        description="Show a run, or a folder of runs, as a page that follows it: q or Ctrl-C "
-        "leaves.  Only files are read; the run is not disturbed.  Where standard output is no "
-        "terminal, one page is printed.",
-    )
-    watch.add_argument("dir", type=_path, help="of a run or a sweep")
-    watch.set_defaults(command="watch")
+    for name in GONE:  # not listed in the help
+        gone = commands.add_parser(name)
+        gone.add_argument("words", nargs="*")
+        gone.set_defaults(command=name)
 
 
 def _add_sweep(commands: Any) -> None:

@@ -13,8 +13,10 @@ from hpcfl.models import MODELS
 REGISTERED = {"algorithm": ALGORITHMS, "model": MODELS, "data": SOURCES}
 ENTRIES = sorted({entry for entries in references().values() for entry in entries})
 # What no paper introduced, and the user's own files.
-WITHOUT = {"model linear", "model logistic", "model module", "model point",
-           "data arrays", "data huggingface", "data image_folder", "data stackexchange"}  # fmt: skip
+WITHOUT = {
+    *(f"model {name}" for name in ("linear", "logistic", "module", "point")),
+    *(f"data {name}" for name in ("arrays", "huggingface", "image_folder", "stackexchange")),
+}
 
 
 def test_what_is_registered_has_an_entry_and_an_entry_is_of_what_is_registered():

@@ -327,9 +327,8 @@ def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl, refused):
     assert "ranks" not in lines(hpcfl("status", run))
 
 
-@pytest.mark.parametrize("command", ["status", "watch"])
-def test_a_file_is_no_run(job, refused, command):
-    assert "holds no run" in refused(command, job)
+def test_a_file_is_no_run(job, refused):
+    assert "holds no run" in refused("status", job)
 
 
 def test_status_of_a_dead_run(run, hpcfl):

@@ -135,7 +135,7 @@ def test_a_log_that_is_shorter_than_its_checkpoint_says(job, tmp_path, hpcfl, re
     log = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     for lines in (log[:-1], log[:2] + log[3:], []):
         (run / "log.jsonl").write_bytes(b"".join(lines))
-        for command in ("status", "report", "watch", "resume"):
+        for command in ("status", "report", "resume"):
             assert f"{run}/log.jsonl: " in refused(command, run)
 
 

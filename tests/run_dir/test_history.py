@@ -49,7 +49,6 @@ def test_a_run_that_diverged(job, tmp_path, hpcfl):
     assert start["ended"] >= start["time"]
     assert "| 0/4 diverged |" in hpcfl("report", run).text
     assert hpcfl("status", run.parent).out[-1] == "1 run: 1 diverged"
-    assert f"ended       {said['ended']}"[:60] in hpcfl("watch", run).text
 
 
 def test_a_run_that_was_stopped_and_went_on(job, tmp_path, hpcfl, monkeypatch):

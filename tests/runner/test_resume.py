@@ -119,7 +119,7 @@ def test_another_kind_of_store(job, tmp_path, hpcfl, name):
     assert (found.server, found.clients) == (expected.server, expected.clients)
 
 
-@pytest.mark.parametrize("command", ["resume", "status", "report", "watch"])
+@pytest.mark.parametrize("command", ["resume", "status", "report"])
 def test_a_change_by_hand_is_refused(run, refused, command):
     """It could be damage: 4 and 6 differ in one bit."""
     path = run / "job.yaml"
