@@ -364,26 +364,20 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument(
         "--layout",
-        choices=["runs", "seeds", "paper", "chosen", "hours"],
+        type=_layout,
+        choices=["runs", "seeds", "paper"],
         default="runs",
         help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
-        "as papers do, published numbers beside ours; each algorithm's best setting, chosen on "
-        "validation data where all runs have it; wall time, examples and machine of each run, "
-        "published hours beside ours",
+        "as papers do, published numbers beside ours",
     )
     report.add_argument(
-        "--columns",
-        metavar="NAME[=TITLE],...",
-        help="these columns alone, in this order, with other titles where given: "
-        '"algorithm=Method,accuracy=Accuracy (%%),rounds to 80=Rounds"; a name is the title '
-        "without its unit, with --format csv a key",
+        "--chosen",
+        action="store_true",
+        help="only the best setting of each algorithm and set-up, such as a rate, chosen on "
+        "validation data where all runs have it",
     )
-    report.add_argument(
-        "--names",
-        metavar="NAME=TITLE,...",
-        help="what methods and runs are called in the table and the legend: "
-        '"fedavg=FedAvg,scaffold=SCAFFOLD"',
-    )
+    for name in ("--columns", "--names"):
+        report.add_argument(name, help=argparse.SUPPRESS)  # refused by name
     report.add_argument(
         "--plot",
         type=_path,
@@ -424,6 +418,13 @@ def _add_report(commands: Any) -> None:
         help="when they reached this accuracy",
     )
     report.set_defaults(command="report")
+
+
+def _layout(text: str) -> str:
+    instead = {"chosen": "--chosen with another layout", "hours": "hpcfl.read_runs"}
+    if text in instead:
+        raise argparse.ArgumentTypeError(f"{text} has gone; use {instead[text]}")
+    return text
 
 
 def _points(text: str) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from hpcfl.report.table import Report, Table
 
 _WIDE = 48  # columns of the settings, which are wrapped
 # Titles of columns of text.
-_LEFT = ("run", "algorithm", "set-up", "settings", "ran on", "time\nby phase")
+_LEFT = ("run", "algorithm", "settings", "time\nby phase")
 
 # Characters that LaTeX does not print as they are, or not in its OT1 encoding.
 _ESCAPES = {
@@ -40,14 +40,14 @@ def drawn(table: Table) -> RichTable:
     """A table as a terminal shows it; only the column of settings may be wrapped."""
     made = RichTable(box=ASCII2)
     made.header_style = ""
-    for kind, title, *cells in zip(table.kinds, table.titles, *table.rows, strict=True):
-        if kind == "settings":
+    for title, *cells in zip(table.titles, *table.rows, strict=True):
+        if title == "settings":
             pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
             needed = max(map(len, pairs))  # a key stays with its value
             made.add_column(Text(title), min_width=needed, max_width=max(needed, _WIDE))
         else:
             needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))
-            made.add_column(Text(title), justify=_side(kind), min_width=needed)
+            made.add_column(Text(title), justify=_side(title), min_width=needed)
     for r, row in enumerate(table.rows):
         made.add_row(
             *(Text(cell, "bold" if (r, c) in table.best else "") for c, cell in enumerate(row))
@@ -80,7 +80,7 @@ def to_markdown(report: Report) -> str:
 def _marked(table: Table) -> list[str]:
     lines = [
         [_literal(title) for title in table.titles],
-        [":--" if kind in _LEFT else "--:" for kind in table.kinds],
+        [":--" if title in _LEFT else "--:" for title in table.titles],
         *(
             [
                 f"**{_literal(cell)}**" if (r, c) in table.best else _literal(cell)
@@ -106,7 +106,7 @@ def to_latex(report: Report) -> str:
 
 
 def _typeset(table: Table) -> str:
-    columns = "".join(_side(kind)[0] for kind in table.kinds)
+    columns = "".join(_side(title)[0] for title in table.titles)
     rows = [
         " & ".join(
             rf"\textbf{{{escaped(cell)}}}" if (r, c) in table.best else escaped(cell)

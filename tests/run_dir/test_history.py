@@ -7,7 +7,7 @@ import signal
 import pytest
 
 import hpcfl as program
-from hpcfl.run_dir.history import Outcome, last_outcome
+from hpcfl.run_dir.history import Outcome, last_outcome, recorded_machines
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.session import RankSession
 from tests.rundirs import cut_log, starts
@@ -201,3 +201,17 @@ def test_a_damaged_history_does_not_keep_numbers_back(job, tmp_path, hpcfl):
     done = hpcfl("report", run, "--format", "csv")
     assert (done.code, len(done.out)) == (0, 2)
     assert "history.jsonl:1: is damaged: " in done.err[0]
+
+
+GPU = {"session": "a", "ranks": 2, "device": "cuda", "gpu": "NVIDIA H100", "processor": "EPYC"}
+CPU = {"session": "b", "ranks": 1, "device": "cpu", "processor": "EPYC"}
+
+
+def test_the_machines_of_all_starts():
+    """Each once and in order; of a copy, also those of the run that it was copied from."""
+    branch = {"branch_of": "runs/other", "round": 5}
+    assert recorded_machines([GPU, CPU, branch, CPU, GPU]) == (
+        "2 ranks on cuda (NVIDIA H100)",
+        "1 rank on cpu (EPYC)",
+    )
+    assert recorded_machines([{"session": "a", "ranks": 2}, {"session": "b"}]) == ()
