@@ -28,6 +28,7 @@ setup(
     package_data={
         "hpcfl": ["py.typed", "jobs/**/*.yaml"],
         "hpcfl.cli": ["template/**/*"],
+        "hpcfl.report": ["references.bib"],
         "hpcfl.report.published": ["*.csv"],
     },
     entry_points={"console_scripts": ["hpcfl = hpcfl.__main__:main"]},

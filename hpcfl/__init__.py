@@ -32,6 +32,7 @@ __all__ = [
     "load_model",
     "plan_job",
     "read_log",
+    "read_runs",
     "report_runs",
     "resume",
     "run",
@@ -265,6 +266,28 @@ def read_log(directory: str | Path) -> "DataFrame":
     return read_log(Path(directory))
 
 
+def read_runs(directories: str | Path | Sequence[str | Path]) -> "DataFrame":
+    """The runs in some directories as a DataFrame, a row a run; pandas must be installed.
+
+    Args:
+        directories: run directories, sweeps, or folders of them.
+
+    Returns:
+        Columns: ``run``, ``directory``, ``algorithm``, ``rounds``, ``rounds_done``, ``state``,
+        ``diverged`` (0 or 1), the scores and costs of ``hpcfl report --format csv`` (fractions,
+        bytes, seconds), ``examples``, ``local_steps``, ``ran_on``, and every key of the jobs, such
+        as ``seed`` and ``local.lr``.
+
+    Raises:
+        JobError: there is no run in one of the directories, or pandas is not installed.
+        StoreError: a file of a run is damaged.
+    """
+    from hpcfl.report.data_frame import read_runs
+
+    paths = [directories] if isinstance(directories, str | Path) else directories
+    return read_runs([*map(Path, paths)])
+
+
 def export(
     directory: str | Path,
     output: str | Path | None = None,
@@ -303,6 +326,7 @@ def report_runs(
     directories: str | Path | Sequence[str | Path],
     *,
     layout: str = "runs",
+    chosen: bool = False,
     target_accuracies: float | Sequence[float] = (),
     plot: str | Path | None = None,
     y: str | None = None,
@@ -312,7 +336,8 @@ def report_runs(
 
     Args:
         directories: run directories, sweeps, or folders of them.
-        layout: "runs", "seeds", "paper", "chosen" or "hours".
+        layout: "runs", "seeds" or "paper".
+        chosen: only the best setting of each algorithm and set-up, as ``hpcfl report --chosen``.
         target_accuracies: adds the rounds to this test accuracy of 0 to 1, or to each of these.
         plot: a .png, .pdf or .svg to draw.
         y: the number to draw, by its key in the log; when absent, the first score that there is.
@@ -332,6 +357,7 @@ def report_runs(
     return report_runs(
         [*map(Path, paths)],
         layout=layout,
+        chosen=chosen,
         target_accuracies=target_accuracies,
         plot=Path(plot) if plot else None,
         y=y,

@@ -1,6 +1,8 @@
-"""Print the BibTeX of the methods, models and data sets that jobs use."""
+"""Print the BibTeX of the methods, models and data sets that jobs use: ``references.bib``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 from hpcfl.errors import JobError
@@ -9,7 +11,6 @@ from hpcfl.job.packaged import find_job
 from hpcfl.job.schema import load
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.job.yaml_file import read
-from hpcfl.report.bibliography import DATA, ENTRIES, METHODS, MODELS, Keys
 from hpcfl.report.collect import JOB, find_runs
 from hpcfl.run_dir.record import read_record
 from hpcfl.sweep.grid import read_sweep
@@ -24,12 +25,24 @@ def cite(path: Path) -> str:
         JobError: the file is wrong, or there is no run in the directory.
         StoreError: the job of a run is damaged.
     """
-    sources: dict[str, Keys] = {}
-    for job in _jobs(path):
-        sources |= _parts(job)
-    keys = dict.fromkeys(key for found in sources.values() for key in found)
-    without = [f"% {what}: no entry\n" for what, found in sources.items() if not found]
-    return "\n".join([*(ENTRIES[key] for key in keys), "".join(without)]).rstrip("\n")
+    used = dict.fromkeys(name for job in _jobs(path) for name in _names(job))
+    entries = dict.fromkeys(entry for name in used for entry in references().get(name, ()))
+    without = [f"% {name}: no entry\n" for name in used if name not in references()]
+    return "\n".join([*entries, "".join(without)]).rstrip("\n")
+
+
+@cache
+def references() -> Mapping[str, Sequence[str]]:
+    """The entries of ``references.bib`` by what they are the source of: "algorithm fedavg"."""
+    found: dict[str, list[str]] = {}
+    text = files("hpcfl.report").joinpath("references.bib").read_text("ascii")
+    for block in text.split("\n\n")[1:]:  # the first one says how the file is written
+        comment, _, entry = block.partition("\n")
+        for part in comment.removeprefix("% ").split("; "):
+            what, _, names = part.partition(": ")
+            for name in names.split(", "):
+                found.setdefault(f"{what} {name}", []).append(entry.rstrip("\n") + "\n")
+    return found
 
 
 def _jobs(path: Path) -> Sequence[Settings]:
@@ -47,13 +60,13 @@ def _jobs(path: Path) -> Sequence[Settings]:
     return [flatten(load(path).tree)]
 
 
-def _parts(job: Settings) -> Iterator[tuple[str, Keys]]:
-    """What a job uses, and the entries of it."""
-    for table, what, key, variant in (
-        (METHODS, "algorithm", "algorithm.name", "algorithm.optimizer"),
-        (MODELS, "model", "model.name", None),
-        (DATA, "data", "data.kind", "data.dataset"),
+def _names(job: Settings) -> Iterator[str]:
+    """What a job uses, with the variant where that has entries of its own."""
+    for what, key, variant in (
+        ("algorithm", "algorithm.name", "algorithm.optimizer"),
+        ("model", "model.name", None),
+        ("data", "data.kind", "data.dataset"),
     ):
-        name = str(job[key])
+        name = f"{what} {job[key]}"
         exact = name if variant is None else f"{name} {job.get(variant)}"
-        yield f"{what} {exact if exact in table else name}", table.get(exact, table.get(name, ()))
+        yield exact if exact in references() else name

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from hpcfl import signals
-from hpcfl.cli.parser import parser
+from hpcfl.cli.parser import GONE, parser
 from hpcfl.errors import (
     HpcflError,
     JobError,
@@ -28,7 +28,7 @@ from hpcfl.errors import (
 )
 
 if TYPE_CHECKING:
-    from hpcfl.report.names import DisplayNames
+    from hpcfl.report.choose import ChosenRuns
     from hpcfl.report.plots import Plot
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.run_dir.record import RunRecord
@@ -104,7 +104,10 @@ def _run_command(options: argparse.Namespace) -> None:
 
     Raises:
         HookError: code of the job called ``sys.exit``.
+        JobError: an earlier version had the command.
     """
+    if options.command in GONE:
+        raise JobError(f"hpcfl {options.command}: has gone; use {GONE[options.command]}")
     try:
         COMMANDS[options.command](options)
     except SystemExit as e:
@@ -249,9 +252,15 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from hpcfl.monitor.status import status
+    from rich.console import Console
 
-    _say(status(options.dir))
+    from hpcfl.monitor.status import follow, status
+
+    console = Console()
+    if options.follow and console.is_terminal:
+        follow(options.dir, console)
+    else:
+        _say(status(options.dir))
 
 
 def _sweep(options: argparse.Namespace) -> None:
@@ -309,6 +318,7 @@ def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
 
 
 def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
+    from hpcfl.report.choose import ChosenRuns
     from hpcfl.report.collect import collect_runs
     from hpcfl.sweep.pending import pending_runs, runs_table
     from hpcfl.sweep.run_sweep import run_sweep
@@ -322,7 +332,7 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     outcome = run_sweep(sweep, root, options.parallel, partly=partly)
     if outcome.finished and options.points is None:  # with --points, other tasks run the rest
         runs = collect_runs(outcome.finished).runs
-        print(_table(runs, "runs", "table"), end="")
+        print(_table(ChosenRuns(runs), "runs", "table"), end="")
         if not partly:  # a plot of some points would take the place of that of the whole sweep
             _draw_report(runs, root / REPORT.name)
     outcome.check()
@@ -356,12 +366,18 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
+    from hpcfl.report.choose import ChosenRuns, choose_settings
     from hpcfl.report.collect import collect_runs
-    from hpcfl.report.names import DisplayNames
     from hpcfl.report.plots import Plot, PlotStyle
     from hpcfl.report.plots.figure import FigureSize
     from hpcfl.report.rounds_to_target import Target
 
+    for name in ("columns", "names"):
+        if getattr(options, name) is not None:
+            raise JobError(
+                f"report: --{name}: has gone; choose and name columns and curves in Python, by "
+                "hpcfl.read_runs: docs/howto/reports.md"
+            )
     size = FigureSize.parse(options.size)
     targets = Target.from_options(options.target, options.target_accuracy)
     collected = collect_runs(options.dirs)
@@ -370,15 +386,11 @@ def _report(options: argparse.Namespace) -> None:
     labels = options.xlabel, options.ylabel
     asked = bool(options.y or options.x != "rounds" or size or labels != (None, None))
     files = [path or default for path in options.plot] or [default] * asked
-    names = DisplayNames()
-    if options.names is not None:
-        names = DisplayNames.parse(options.names, collected.runs)
-    table = _table(
-        collected.runs, options.layout, options.format, targets, options.columns, names=names
-    )
-    style = PlotStyle(names, *labels, size)
+    chosen = (choose_settings if options.chosen else ChosenRuns)(collected.runs)
+    table = _table(chosen, options.layout, options.format, targets)
+    style = PlotStyle(*labels, size)
     # A plot that cannot be drawn is refused before the table is printed.
-    plot = Plot(collected.runs, files, options.y, options.x, style) if files else None
+    plot = Plot(chosen.runs, files, options.y, options.x, style) if files else None
     print(table, end="")
     if plot is not None:
         _draw(plot, files)
@@ -386,43 +398,20 @@ def _report(options: argparse.Namespace) -> None:
         _say(line, file=sys.stderr)
 
 
-def _table(
-    runs: Sequence[RunRecord],
-    layout: str,
-    form: str,
-    targets: Sequence[Target] = (),
-    columns: str | None = None,
-    *,
-    names: DisplayNames | None = None,
-) -> str:
-    """Runs as a table; of some columns, without the table of the time by phase.
+def _table(chosen: ChosenRuns, layout: str, form: str, targets: Sequence[Target] = ()) -> str:
+    """Runs as a table, and as text also the time by phase.
 
     All of it is printable but the escape codes of bold cells.
     """
     from hpcfl import report
     from hpcfl.report import timing
-    from hpcfl.report.choose_columns import ChosenColumn, choose_columns
     from hpcfl.report.layouts import arranged
 
-    made = arranged(runs, layout, targets)
-    if names is not None:
-        made = names.rename(made)
-    if columns is not None:
-        chosen = ChosenColumn.parse(columns)
-        made = choose_columns(made, chosen, values=form == "csv")
+    made = arranged(chosen, layout, targets)
     if form == "table":
-        text = report.plain(made, styled=sys.stdout.isatty())
-        return text if columns is not None else text + timing.table(runs, names)
+        return report.plain(made, styled=sys.stdout.isatty()) + timing.table(chosen.runs)
     form_of = {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
     return printable(form_of[form](made))
-
-
-def _watch(options: argparse.Namespace) -> None:
-    from hpcfl.monitor.watch import watch
-
-    page = watch(options.dir)
-    if page:
-        _say(page, end="")
 
 
 def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
@@ -536,5 +525,4 @@ COMMANDS = {
     "selftest": _selftest,
     "status": _status,
     "sweep": _sweep,
-    "watch": _watch,
 }

@@ -9,6 +9,9 @@ from hpcfl.cli.completion import SHELLS, PrintCompletion
 from hpcfl.job.resume_rules import MUTABLE
 from hpcfl.paths import require_plain
 
+GONE = {"watch": "hpcfl status DIR --follow"}
+"""Commands of earlier versions, which are refused, and what serves instead."""
+
 
 def parser() -> argparse.ArgumentParser:
     """Reads a command line; ``command`` is then the name of one of `hpcfl.cli.main.COMMANDS`."""
@@ -143,17 +146,15 @@ def _add_monitors(commands: Any) -> None:
     """The commands that show a run without disturbing it."""
     status = commands.add_parser("status", help="how far a run or a sweep is, alive or not")
     status.add_argument("dir", type=_path, help="of a run or a sweep")
+    status.add_argument(
+        "--follow", action="store_true", help="show it again every second, until Ctrl-C"
+    )
     status.set_defaults(command="status")
 
-    watch = commands.add_parser(
-        "watch",
-        help="the status of a run or sweep as a page that follows it",
-        description="Show a run, or a folder of runs, as a page that follows it: q or Ctrl-C "
-        "leaves.  Only files are read; the run is not disturbed.  Where standard output is no "
-        "terminal, one page is printed.",
-    )
-    watch.add_argument("dir", type=_path, help="of a run or a sweep")
-    watch.set_defaults(command="watch")
+    for name in GONE:  # not listed in the help
+        gone = commands.add_parser(name)
+        gone.add_argument("words", nargs="*")
+        gone.set_defaults(command=name)
 
 
 def _add_sweep(commands: Any) -> None:
@@ -279,26 +280,20 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument(
         "--layout",
-        choices=["runs", "seeds", "paper", "chosen", "hours"],
+        type=_layout,
+        choices=["runs", "seeds", "paper"],
         default="runs",
         help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
-        "as papers do, published numbers beside ours; each algorithm's best setting, chosen on "
-        "validation data where all runs have it; wall time, examples and machine of each run, "
-        "published hours beside ours",
+        "as papers do, published numbers beside ours",
     )
     report.add_argument(
-        "--columns",
-        metavar="NAME[=TITLE],...",
-        help="these columns alone, in this order, with other titles where given: "
-        '"algorithm=Method,accuracy=Accuracy (%%),rounds to 80=Rounds"; a name is the title '
-        "without its unit, with --format csv a key",
+        "--chosen",
+        action="store_true",
+        help="only the best setting of each algorithm and set-up, such as a rate, chosen on "
+        "validation data where all runs have it",
     )
-    report.add_argument(
-        "--names",
-        metavar="NAME=TITLE,...",
-        help="what methods and runs are called in the table and the legend: "
-        '"fedavg=FedAvg,scaffold=SCAFFOLD"',
-    )
+    for name in ("--columns", "--names"):
+        report.add_argument(name, help=argparse.SUPPRESS)  # refused by name
     report.add_argument(
         "--plot",
         type=_path,
@@ -339,6 +334,13 @@ def _add_report(commands: Any) -> None:
         help="when they reached this accuracy",
     )
     report.set_defaults(command="report")
+
+
+def _layout(text: str) -> str:
+    instead = {"chosen": "--chosen with another layout", "hours": "hpcfl.read_runs"}
+    if text in instead:
+        raise argparse.ArgumentTypeError(f"{text} has gone; use {instead[text]}")
+    return text
 
 
 def _points(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Collect the facts that `hpcfl status` and `hpcfl watch` show of a run from its files."""
+"""Collect the facts that `hpcfl status` shows of a run from its files."""
 
 import os
 import time

@@ -3,8 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from hpcfl.comm.heartbeat import Heartbeat, read_report
 from hpcfl.errors import DiskError, JobError, one_line
@@ -34,6 +39,7 @@ TITLES = {
     "client_accuracy_mean": "clients",
     "local_model_accuracy_mean": "local models",
 }
+EVERY_S = 1.0  # between two pages that follow a run
 LEAST = 0.001  # smaller shares of the time are left out
 
 
@@ -44,15 +50,82 @@ def status(root: Path) -> str:
         JobError: the directory holds no run.
         StoreError: a file of the run is damaged.
     """
-    with readable(root):
-        found = find_runs(root)
-        if found.runs and root not in found.runs:
-            return _folder_status(root, found)
-        RunDir(root).require()
-        observer = RunObserver(root)
-        lines = list(describe(observer.read(), observer.sizes()))
-    width = max(11, *(len(title) for title, _ in lines))
-    return "\n".join(one_line(f"{title:<{width}} {text}") for title, text in lines)
+    return "\n".join(_View(root).lines())
+
+
+def follow(root: Path, console: Console) -> None:
+    """Show the status on a terminal, a new one every second, until Ctrl-C.
+
+    Raises:
+        JobError: the directory holds no run, or no longer does.
+        StoreError: a file of the run is damaged.
+    """
+    view = _View(root)
+
+    def page() -> Text:
+        lines = view.lines(console.height)
+        return Text("\n".join(lines), no_wrap=view.of_folder, overflow="fold")
+
+    try:
+        live = Live(page(), console=console, screen=True, auto_refresh=False)
+        with suppress(KeyboardInterrupt):
+            try:  # not by `with`: Ctrl-C may come while the alternate screen is entered
+                live.start(refresh=True)
+                while True:
+                    time.sleep(EVERY_S)
+                    live.update(page(), refresh=True)
+            finally:
+                live.stop()
+    except FileNotFoundError as error:
+        raise JobError(f"{root}: the run has gone ({error.filename}); name another") from error
+
+
+class _View:
+    """The status of a run or folder, again and again; only what changed is parsed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._observers: dict[Path, RunObserver] = {}
+        self.of_folder = False
+        """Whether there is a line for each of several runs."""
+
+    def lines(self, height: int | None = None) -> list[str]:
+        """The status as it is now; of a folder at most so many lines, runs that are alive first."""
+        with readable(self._root):
+            found = find_runs(self._root)
+            self.of_folder = bool(found.runs) and self._root not in found.runs
+            if self.of_folder:
+                rows, rest = self._folder(found)
+                room = len(rows) if height is None else max(1, height - len(rest) - 1)
+                if len(rows) > room:
+                    rows.sort(key=lambda row: not row.startswith("alive"))
+                    rest = [f"and {len(rows) - room} more", *rest]
+                return [*map(one_line, [*rows[:room], *rest])]
+            RunDir(self._root).require()
+            observer = self._observer(self._root)
+            titled = list(describe(observer.read(), observer.sizes()))
+        width = max(11, *(len(title) for title, _ in titled))
+        return [one_line(f"{title:<{width}} {text}") for title, text in titled]
+
+    def _observer(self, root: Path) -> RunObserver:
+        return self._observers.setdefault(root, RunObserver(root))
+
+    def _folder(self, found: Found) -> tuple[list[str], list[str]]:
+        """A line for each run; and lines about what cannot be read, and how many runs there are."""
+        states, rows = Counter[str](), []
+        diverged = 0
+
+        def line(path: Path) -> tuple[str, str, bool]:
+            name = path.relative_to(self._root)
+            return _run_line(self._observer(path), path, name, failed=found.runs[path])
+
+        for state, text, marked in map_in_threads(line, found.runs):
+            states[state] += 1
+            diverged += marked
+            rows.append(f"{state:<12} {text}")
+        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        counts += f"; {diverged} of them diverged, with finite numbers" if diverged else ""
+        return rows, [*found.unreadable, f"{number_of_runs(len(found.runs))}: {counts}"]
 
 
 def describe(facts: RunFacts, sizes: str) -> Iterator[tuple[str, str]]:
@@ -83,37 +156,22 @@ def describe(facts: RunFacts, sizes: str) -> Iterator[tuple[str, str]]:
         yield "versions", ", ".join(f"{name} {start[name]}" for name in known if start.get(name))
 
 
-def _folder_status(root: Path, found: Found) -> str:
-    """A line for each of several runs, and how many are in each state."""
-    states, lines = Counter[str](), []
-    diverged = 0
-
-    def line(path: Path) -> tuple[str, str, bool]:
-        return _run_line(path, path.relative_to(root), failed=found.runs[path])
-
-    for state, text, marked in map_in_threads(line, found.runs):
-        states[state] += 1
-        diverged += marked
-        lines.append(f"{state:<12} {text}")
-    counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    counts += f"; {diverged} of them diverged, with finite numbers" if diverged else ""
-    lines += [*found.unreadable, f"{number_of_runs(len(found.runs))}: {counts}"]
-    return "\n".join(map(one_line, lines))
-
-
-def _run_line(root: Path, name: Path, *, failed: bool) -> tuple[str, str, bool]:
+def _run_line(
+    observer: RunObserver, root: Path, name: Path, *, failed: bool
+) -> tuple[str, str, bool]:
     """The state of one of several runs, how far it is, and whether finite numbers diverged."""
     try:
         with readable(root):
             if not present(RunDir(root).job):
                 return state_without_directory(failed=failed), f"{'-':>6}       {name}", False
-            facts = RunObserver(root).read()
+            facts = observer.read()
     except (JobError, DiskError) as e:  # of this run: the others are listed all the same
         return "damaged", str(e), False
     run, state = facts.record, facts.state(failed=failed)
     marked = run.divergence is not None and state != "diverged"
     mark = "  (diverged)" if marked else ""
-    return state, f"{run.done:>6} of {run.rounds}  {name}{mark}", marked
+    left = f", {facts.time_left} left" if facts.time_left is not None else ""
+    return state, f"{run.done:>6} of {run.rounds}  {name}{left}{mark}", marked
 
 
 def _state(facts: RunFacts) -> Iterator[tuple[str, str]]:

@@ -3,13 +3,9 @@
 by_run      a row a run, and the means over seeds
 by_seed     the means over seeds alone
 as_papers   a row an algorithm, a column a set-up, published numbers beside ours
-by_choice   a row an algorithm and set-up: the best of its settings, and its scores
-by_hours    a row a run: its wall time and machine, and the hours that papers print
 """
 
-from hpcfl.report.best_settings import by_choice
 from hpcfl.report.formats import plain, tables, to_csv, to_latex, to_markdown
-from hpcfl.report.hours import by_hours
 from hpcfl.report.papers import as_papers
 from hpcfl.report.runs import by_run
 from hpcfl.report.seeds import by_seed
@@ -19,8 +15,6 @@ __all__ = [
     "Report",
     "Table",
     "as_papers",
-    "by_choice",
-    "by_hours",
     "by_run",
     "by_seed",
     "plain",

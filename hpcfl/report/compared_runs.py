@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-from hpcfl.report.table import Caption
 from hpcfl.run_dir.record import ChosenOn, RunRecord
 
 EXAMPLES: dict[ChosenOn, str] = {"validation": "the validation data", "test": "the test set"}
@@ -34,13 +33,8 @@ class ComparedRuns(NamedTuple):
         on: ChosenOn = "validation" if scored and not lacking else "test"
         return cls([replace(run, compared_on=on) for run in runs], on, lacking, len(scored))
 
-    def caption(self, chosen: str, *columns: str) -> list[Caption]:
-        """The caption, if any run has a score, that says on which examples ``chosen`` was chosen.
-
-        Args:
-            chosen: what was chosen: "best round".
-            columns: the titles of the columns that depend on the choice.
-        """
+    def caption(self, chosen: str) -> list[str]:
+        """The caption, if any run has a score, that says on which examples it was chosen."""
         if not self.scored:
             return []
         text = f"{chosen}: chosen on {EXAMPLES[self.on]}"
@@ -49,7 +43,7 @@ class ComparedRuns(NamedTuple):
         elif self.lacking < self.scored:
             has = "has" if self.lacking == 1 else "have"
             text += f", as {self.lacking} of {self.scored} runs {has} no validation data"
-        return [Caption(text, *columns)]
+        return [text]
 
 
 def _scored(run: RunRecord) -> bool:

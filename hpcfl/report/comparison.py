@@ -8,7 +8,6 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from hpcfl.report.published import Published, find
-from hpcfl.report.table import Caption
 from hpcfl.run_dir.record import RunRecord
 
 ACCURACIES = {
@@ -138,11 +137,8 @@ def _captions(runs: Sequence[RunRecord], found: Sequence[Sequence[Published]]) -
         of = "" if rounds is None else f" of {_spaced(rounds)}"
         shorter = "" if ours[source] == {rounds} else f"; ours after {after}{of} rounds"
         plural = "tables" if len(places) > 1 else "table"
-        yield Caption(
-            f"published: {paper}, {plural} {', '.join(places)}: {ACCURACIES[metric]}{shorter}",
-            _PUBLISHED,
-        )
-    yield from (Caption(note, _PUBLISHED) for note in notes)
+        yield f"published: {paper}, {plural} {', '.join(places)}: {ACCURACIES[metric]}{shorter}"
+    yield from notes
 
 
 def _spaced(count: int) -> str:

@@ -1,10 +1,14 @@
-"""A run's log as a DataFrame of pandas, which is imported on use: hpcfl does not need it."""
+"""Runs and logs as DataFrames of pandas, which is imported on use: hpcfl does not need it."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcfl.errors import JobError
 from hpcfl.packages import refuse_shadow
+from hpcfl.report.collect import collect_runs
+from hpcfl.report.columns import RUN_VALUES, number_values
+from hpcfl.report.compared_runs import ComparedRuns
 from hpcfl.run_dir.record import read_run
 
 if TYPE_CHECKING:
@@ -18,12 +22,43 @@ def read_log(path: Path) -> "DataFrame":
         JobError: the directory holds no run, or pandas is not installed.
         StoreError: the log is damaged.
     """
+    made = _data_frame("read_log", "Result.log, a list of dictionaries")
+    found: DataFrame = made.from_records(list(read_run(path).log))
+    return found
+
+
+def read_runs(paths: Sequence[Path]) -> "DataFrame":
+    """See ``hpcfl.read_runs``.
+
+    Raises:
+        JobError: there is no run in one of the directories, or pandas is not installed.
+        StoreError: a file of a run is damaged.
+    """
+    made = _data_frame("read_runs", "hpcfl.report_runs(...).values, a list of dictionaries")
+    runs = ComparedRuns.of(collect_runs(paths).runs).runs
+    values = [*RUN_VALUES, *number_values(runs)]
+    found: DataFrame = made.from_records([
+        {
+            **{key: value(run) for key, value in values},
+            "directory": str(run.path),
+            "ran_on": ", then ".join(run.machines) or None,
+            "examples": int(run.total("examples")),
+            "local_steps": int(run.total("steps")),
+            **run.settings,
+        }
+        for run in runs
+    ])  # fmt: skip
+    return found
+
+
+def _data_frame(function: str, instead: str) -> Any:
+    """The class; pandas' own types are seen where they are installed alone."""
     refuse_shadow("pandas")
     try:
         from pandas import DataFrame
     except ImportError as e:
         raise JobError(
-            "read_log: needs the package pandas, which is not installed; say `pip install pandas`, "
-            "or take Result.log, a list of dictionaries"
+            f"{function}: needs the package pandas, which is not installed; say `pip install "
+            f"pandas`, or take {instead}"
         ) from e
-    return DataFrame.from_records(list(read_run(path).log))
+    return DataFrame

@@ -18,7 +18,7 @@ from hpcfl.report.table import Report, Table
 
 _WIDE = 48  # columns of the settings, which are wrapped
 # Titles of columns of text.
-_LEFT = ("run", "algorithm", "set-up", "settings", "ran on", "time\nby phase")
+_LEFT = ("run", "algorithm", "settings", "time\nby phase")
 
 # Characters that LaTeX does not print as they are, or not in its OT1 encoding.
 _ESCAPES = {
@@ -42,14 +42,14 @@ def drawn(table: Table) -> RichTable:
     made = RichTable(box=ASCII2)
     made.header_style = ""
     titles, *rows = [[*map(printable, line)] for line in (table.titles, *table.rows)]
-    for kind, title, *cells in zip(table.kinds, titles, *rows, strict=True):
-        if kind == "settings":
+    for title, *cells in zip(titles, *rows, strict=True):
+        if title == "settings":
             pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
             needed = max(map(len, pairs))  # a key stays with its value
             made.add_column(Text(title), min_width=needed, max_width=max(needed, _WIDE))
         else:
             needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))
-            made.add_column(Text(title), justify=_side(kind), min_width=needed)
+            made.add_column(Text(title), justify=_side(title), min_width=needed)
     for r, row in enumerate(rows):
         made.add_row(
             *(Text(cell, "bold" if (r, c) in table.best else "") for c, cell in enumerate(row))
@@ -82,7 +82,7 @@ def to_markdown(report: Report) -> str:
 def _marked(table: Table) -> list[str]:
     lines = [
         [_literal(title) for title in table.titles],
-        [":--" if kind in _LEFT else "--:" for kind in table.kinds],
+        [":--" if title in _LEFT else "--:" for title in table.titles],
         *(
             [
                 f"**{_literal(cell)}**" if (r, c) in table.best else _literal(cell)
@@ -108,7 +108,7 @@ def to_latex(report: Report) -> str:
 
 
 def _typeset(table: Table) -> str:
-    columns = "".join(_side(kind)[0] for kind in table.kinds)
+    columns = "".join(_side(title)[0] for title in table.titles)
     rows = [
         " & ".join(
             rf"\textbf{{{escaped(cell)}}}" if (r, c) in table.best else escaped(cell)

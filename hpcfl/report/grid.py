@@ -4,12 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpcfl.job.settings import (
-    SEED,
-    Settings,
-    common_settings,
-    distinguishing_settings,
-)
+from hpcfl.job.settings import SEED, Settings, distinguishing_settings
 from hpcfl.report.published import set_up
 from hpcfl.report.seed_groups import seed_groups
 from hpcfl.report.table import Value
@@ -70,16 +65,6 @@ class Grid:
         job = {key: value for key, value in rest.items() if not key.startswith("algorithm.")}
         method = self._some(row=row)
         return job | {key: value for key, value in method.items() if key.startswith("algorithm.")}
-
-    def common_settings(self, row: Row, column: SetUp | None = None) -> Settings:
-        """The keys that have one value in all runs of a cell, or of a row."""
-        members = [
-            self.runs[index].settings
-            for place, indices in self.cells.items()
-            if row in place and (column is None or column in place)
-            for index in indices
-        ]
-        return common_settings(members)
 
     def _some(self, row: Row | None = None, column: SetUp | None = None) -> Settings:
         """The job of the first run in a row or a column."""

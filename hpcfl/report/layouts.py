@@ -7,11 +7,10 @@ from pathlib import Path
 from hpcfl.errors import JobError
 from hpcfl.job.registry import shown
 from hpcfl.report import timing
-from hpcfl.report.best_settings import by_choice
+from hpcfl.report.choose import ChosenRuns, choose_settings
 from hpcfl.report.collect import collect_runs
 from hpcfl.report.comparison import with_published
 from hpcfl.report.formats import plain
-from hpcfl.report.hours import by_hours
 from hpcfl.report.papers import as_papers
 from hpcfl.report.plots import Plot
 from hpcfl.report.rounds_to_target import Target, with_target
@@ -20,7 +19,7 @@ from hpcfl.report.seeds import by_seed
 from hpcfl.report.table import Report, Value
 from hpcfl.run_dir.record import RunRecord
 
-LAYOUTS = ("runs", "seeds", "paper", "chosen", "hours")
+LAYOUTS = ("runs", "seeds", "paper")
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class RunsReport:
         return self.summary
 
 
-def arranged(runs: Sequence[RunRecord], layout: str, targets: Sequence[Target] = ()) -> Report:
-    """The table of a layout.
+def arranged(chosen: ChosenRuns, layout: str, targets: Sequence[Target] = ()) -> Report:
+    """The table of a layout; captions about a choice of settings are below the last table.
 
     Raises:
         JobError: there is no such layout, or it has no targets.
@@ -51,22 +50,24 @@ def arranged(runs: Sequence[RunRecord], layout: str, targets: Sequence[Target] =
         raise JobError(
             f"report: layout: found {shown(layout)}, expected one of {', '.join(LAYOUTS)}"
         )
+    runs = chosen.runs
     if layout == "paper":
-        return as_papers(runs, targets)
-    if layout in ("hours", "chosen"):
-        if targets:
-            raise JobError(f"report: --layout {layout} has no targets; leave out --target")
-        return (by_hours if layout == "hours" else by_choice)(runs)
-    comparison = with_published(runs)
-    for target in targets:
-        comparison = comparison.joined(with_target(runs, target))
-    return (by_run if layout == "runs" else by_seed)(runs, comparison)
+        report = as_papers(runs, targets)
+    else:
+        comparison = with_published(runs)
+        for target in targets:
+            comparison = comparison.joined(with_target(runs, target))
+        report = (by_run if layout == "runs" else by_seed)(runs, comparison)
+    *tables, last = report.tables
+    last = last._replace(captions=[*last.captions, *chosen.captions])
+    return report._replace(tables=[*tables, last])
 
 
 def report_runs(
     paths: Sequence[Path],
     *,
     layout: str,
+    chosen: bool,
     target_accuracies: float | Sequence[float],
     plot: Path | None,
     y: str | None,
@@ -81,13 +82,13 @@ def report_runs(
     if not paths:
         raise JobError("directories: found none, expected those of a run or a sweep at least")
     collected = collect_runs(paths)
-    runs = collected.runs
+    kept = choose_settings(collected.runs) if chosen else ChosenRuns(collected.runs)
     if isinstance(target_accuracies, int | float):
         target_accuracies = [target_accuracies]
-    table = arranged(runs, layout, Target.from_options([], target_accuracies))
+    table = arranged(kept, layout, Target.from_options([], target_accuracies))
     notes = [*collected.notes]
     if plot is not None:
-        drawn = Plot(runs, [plot], y, x)
+        drawn = Plot(kept.runs, [plot], y, x)
         drawn.draw()
         notes += drawn.notes
-    return RunsReport(runs, table.values, notes, plain(table) + timing.table(runs))
+    return RunsReport(kept.runs, table.values, notes, plain(table) + timing.table(kept.runs))

@@ -30,7 +30,7 @@ from hpcfl.run_dir.record import RunRecord
 
 _SEVERAL_SETTINGS = (
     "several rows of an algorithm: taking the best of them is a choice on the test set; "
-    "--layout chosen makes it on validation data"
+    "--chosen makes it on validation data"
 )
 
 # The meaning of signs in our cells.
@@ -92,7 +92,6 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
     return Report(
         [table for part in parts for table in part.tables],
         [value for part in parts for value in part.values],
-        [job for part in parts for job in part.settings],
     )
 
 
@@ -232,7 +231,6 @@ def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
         return part
     return part._replace(
         values=[*part.values, *(_value(grid, *cell, pair) for cell, pair in speedups.items())],
-        settings=[*part.settings, *(grid.common_settings(*cell) for cell in speedups)],
     )
 
 
@@ -311,15 +309,8 @@ def _lay_out(
     settings = [row.settings for row in grid.rows]
     table = with_settings(Table(titles, rows, captions), 1, settings)
     shift = len(table.titles) - len(titles)  # 1 where the column of settings was added
-    table = table._replace(
-        best=frozenset((r, c + shift) for r, c in best),
-        settings=[grid.common_settings(row) for row in grid.rows],
-    )
-    return Report(
-        [table],
-        [_value(grid, *cell, pair) for cell, pair in pairs.items()],
-        [grid.common_settings(*cell) for cell in pairs],
-    )
+    table = table._replace(best=frozenset((r, c + shift) for r, c in best))
+    return Report([table], [_value(grid, *cell, pair) for cell, pair in pairs.items()])
 
 
 def _best(column: Sequence[_Cell], *, higher_is_better: bool) -> list[int]:

@@ -10,7 +10,6 @@ from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
 from hpcfl.report.compared_runs import EXAMPLES, ComparedRuns
 from hpcfl.report.comparison import Column, ComparisonColumns, spread
 from hpcfl.report.published import Published, centralised, find, set_up
-from hpcfl.report.table import Caption
 from hpcfl.run_dir.record import ChosenOn, RunRecord
 
 _SPEED_UP, _PUBLISHED = "speed-up\nx", "published\nrounds"  # titles of columns
@@ -138,12 +137,7 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
     number = f"{target.number:g}"
     title = f"rounds\nto {target.title}"
     columns = [_column(title, f"target_round_{number}", rounds, "{:.0f}")]
-    captions = [
-        Caption(
-            f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}",
-            *(title, _SPEED_UP, _PUBLISHED),
-        )
-    ]
+    captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
     if any(run.algorithm == BASELINE for run in runs):
         key = f"speedup_{number}"
         column = _column(_SPEED_UP, key, speedups, "{:.2f}")
@@ -154,9 +148,9 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
         key = f"published_target_round_{number}"
         columns.append(_published([rows[0] if rows else None for rows in known], key))
         places = dict.fromkeys(f"{row.paper}, table {row.table}" for rows in known for row in rows)
-        captions.append(Caption(f"published rounds: {'; '.join(places)}", _PUBLISHED))
+        captions.append(f"published rounds: {'; '.join(places)}")
     if any(run.algorithm == BASELINE for run in runs):
-        captions += [Caption(text, _SPEED_UP) for text in captions_of]
+        captions += captions_of
     return ComparisonColumns(tuple(columns), tuple(captions))
 
 

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 from hpcfl.job.settings import distinguishing_settings, labels
-from hpcfl.report.best import with_best
 from hpcfl.report.columns import (
-    BEST,
     COST_COLUMNS,
     RUN_VALUES,
     SCORE_COLUMNS,
@@ -32,12 +30,12 @@ def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = Non
     means = seed_table(runs, comparison)
     if means.several:
         tables.append(means.table)
-    captions = [*tables[-1].captions, *compared.caption("best", *BEST), *comparison.captions]
+    captions = [*tables[-1].captions, *compared.caption("best"), *comparison.captions]
     if means.several:
         captions += seed_captions(runs, seed_groups(runs))
     captions += run_captions(runs)
     tables[-1] = tables[-1]._replace(captions=captions)
-    return Report(tables, _values(runs, comparison), tables[0].settings)
+    return Report(tables, _values(runs, comparison))
 
 
 def _table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:
@@ -61,9 +59,7 @@ def _table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:
     table = with_settings(
         table, 2, distinguishing_settings([run.settings for run in runs], but=["rounds"])
     )
-    competes = [run.finished and not run.diverged for run in runs]
-    table = table._replace(settings=[run.settings for run in runs])
-    return with_best(without_blanks(table, kept=added), runs, competes)
+    return without_blanks(table, kept=added)
 
 
 def _values(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> list[dict[str, Value]]:

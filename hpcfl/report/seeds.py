@@ -3,15 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcfl.job.settings import (
-    SEED,
-    Settings,
-    common_settings,
-    distinguishing_settings,
-)
-from hpcfl.report.best import with_best
+from hpcfl.job.settings import SEED, distinguishing_settings
 from hpcfl.report.columns import (
-    BEST,
     MEAN_OF_LAST,
     SEED_COLUMNS,
     NumberValue,
@@ -47,10 +40,10 @@ def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = No
     comparison, compared = comparison or ComparisonColumns(), ComparedRuns.of(runs)
     runs = compared.runs
     table = seed_table(runs, comparison).table
-    captions = [*table.captions, *compared.caption("best", *BEST), *comparison.captions]
+    captions = [*table.captions, *compared.caption("best"), *comparison.captions]
     captions += [*seed_captions(runs, seed_groups(runs)), *run_captions(runs)]
     table = table._replace(captions=captions)
-    return Report([table], _values(runs, comparison), table.settings)
+    return Report([table], _values(runs, comparison))
 
 
 def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> SeedTable:
@@ -76,9 +69,7 @@ def seed_table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Seed
     several = any(len(group) > 1 for group in groups)
     table = Table(titles, rows, [CAPTION] if several else [])
     table = with_settings(table, 1, _settings(runs, groups))
-    table = table._replace(settings=_common(runs, groups))
-    competes = [all(runs[i].finished and not runs[i].diverged for i in group) for group in groups]
-    return SeedTable(with_best(without_blanks(table, kept=added), runs, competes), several)
+    return SeedTable(without_blanks(table, kept=added), several)
 
 
 def _alike(runs: Sequence[RunRecord], members: Sequence[int]) -> bool:
@@ -88,11 +79,6 @@ def _alike(runs: Sequence[RunRecord], members: Sequence[int]) -> bool:
 
 def _finished(runs: Sequence[RunRecord], group: Sequence[int]) -> list[int]:
     return [index for index in group if runs[index].finished]
-
-
-def _common(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[Settings]:
-    """For each group the keys that have one value in all its runs: not the seed of several."""
-    return [common_settings([runs[index].settings for index in group]) for group in groups]
 
 
 def _settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[str]:

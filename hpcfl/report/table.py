@@ -1,31 +1,9 @@
 """Hold the tables of a report: as text for people, and as values for programs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 Value = str | float | None
-_UNITS = ("%", "x", "@round")  # words that end a title
-
-
-class Caption(str):
-    """A line below a table that is about some of its columns."""
-
-    columns: Sequence[str]
-    """Their titles; a title that the table does not have is ignored."""
-
-    def __new__(cls, text: str, *columns: str) -> Self:
-        """A line about columns of these titles."""
-        made = super().__new__(cls, text)
-        made.columns = columns
-        return made
-
-
-def column_name(title: str) -> str:
-    """The name of a column: its title in one line, without the unit."""
-    words = title.replace("\n", " ").split(" ")
-    while len(words) > 1 and words[-1] in _UNITS:
-        words.pop()
-    return " ".join(words)
 
 
 class Table(NamedTuple):
@@ -36,19 +14,9 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     """Cells; "-" where there is nothing."""
     captions: Sequence[str] = ()
-    """Lines below it; one that is a ``Caption`` is printed while one of its columns is shown."""
+    """Lines below it."""
     best: frozenset[tuple[int, int]] = frozenset()
     """Cells (row, column) that are printed in bold."""
-    first_titles: Sequence[str] = ()
-    """The titles before columns were renamed; none if they were not."""
-    settings: Sequence[Mapping[str, Any]] = ()
-    """For each row the keys that have one value in all its jobs, which may be chosen as columns;
-    none if rows are no jobs."""
-
-    @property
-    def kinds(self) -> Sequence[str]:
-        """The titles that say how a column is laid out."""
-        return self.first_titles or self.titles
 
 
 class Report(NamedTuple):
@@ -57,8 +25,6 @@ class Report(NamedTuple):
     tables: Sequence[Table]
     values: Sequence[Mapping[str, Value]]
     """Rows of the same keys: fractions instead of percentages, not rounded, None where absent."""
-    settings: Sequence[Mapping[str, Any]] = ()
-    """For each row of the values, as ``Table.settings``."""
 
 
 def without_blanks(table: Table, kept: Sequence[str] = ()) -> Table:

@@ -9,7 +9,6 @@ from hpcfl.io.table import render_tables
 from hpcfl.job.settings import labels
 from hpcfl.report.columns import duration
 from hpcfl.report.formats import drawn
-from hpcfl.report.names import DisplayNames
 from hpcfl.report.table import Table
 from hpcfl.run_dir.record import RunRecord
 
@@ -49,14 +48,10 @@ def imbalance(lines: Lines) -> float | None:
     return math.fsum(found) / len(found) if found else None
 
 
-def table(runs: Sequence[RunRecord], names: DisplayNames | None = None) -> str:
+def table(runs: Sequence[RunRecord]) -> str:
     """A table in ASCII with a row for each run: the time by phase, in percent, and its speed.
 
     What a log does not hold is "-"; an empty text where no log has the time by phase.
-
-    Args:
-        runs: any.
-        names: what the runs are called; None: as their directories.
     """
     if not any(seconds(run.log) for run in runs):
         return ""
@@ -69,8 +64,7 @@ def table(runs: Sequence[RunRecord], names: DisplayNames | None = None) -> str:
         (label, *_cells(run.log))
         for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
     ]
-    made = Table(titles, rows)
-    return render_tables(drawn(names.rename_table(made) if names else made)) + "\n"
+    return render_tables(drawn(Table(titles, rows))) + "\n"
 
 
 def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -167,7 +167,7 @@ def test_a_run_of_an_older_version_is_told_so(job, tmp_path, hpcfl, refused):
         path.write_text(json.dumps({"format": 4, "round": int(path.parent.name)}))
     job = (out / "job.yaml").read_text().splitlines(keepends=True)
     (out / "job.yaml").write_text("".join(job[:-1]))  # which had no checksum either
-    for command in ("resume", "status", "report", "watch"):
+    for command in ("resume", "status", "report"):
         said = f"found format 4, expected {FORMAT}: another version of hpcfl wrote it"
         assert said in refused(command, out)
 

@@ -162,20 +162,22 @@ def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
 
 
 def test_a_report_for_a_paper(run, tmp_path, monkeypatch, hpcfl, refused):
-    """Names in the table, in LaTeX and CSV; a label asks for a plot; what is refused."""
+    """A label asks for a plot; what is refused."""
     monkeypatch.chdir(tmp_path)
-    done = hpcfl(
-        "report", run, "--names", "fedhbm=FedHBM,run=Ours", "--xlabel", "t", "--size", "3x2"
-    )
+    done = hpcfl("report", run, "--xlabel", "t", "--size", "3x2")
     assert (done.code, done.err) == (0, ["plot: runs/report.png"])
-    assert any(line.startswith("| Ours") and "| FedHBM" in line for line in done.out)
-    assert sum("| Ours" in line for line in done.out) == 2  # in the table of the time by phase too
-    names = ["--names", "fedhbm=Fed&HBM"]
-    assert r"Fed\&HBM" in hpcfl("report", run, "--format", "latex", *names).text
-    assert ",Fed&HBM," in hpcfl("report", run, "--format", "csv", *names).out[1]
     assert "--size: found '3'" in refused("report", run, "--size", "3")
-    assert "--names: found 'fedavg'" in refused("report", run, "--names", "fedavg=A")
     assert "--xlabel: found" in refused("report", run, "--xlabel", r"$\x$")
+    for old in ("names", "columns"):
+        assert f"--{old}: has gone; " in refused("report", run, f"--{old}", "a=b")
+
+
+@pytest.mark.parametrize(("old", "now"), [("hours", "hpcfl.read_runs"), ("chosen", "--chosen")])
+def test_a_layout_that_has_gone(run, capsys, old, now):
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(run), "--layout", old])
+    assert ended.value.code == 2
+    assert f"{old} has gone; use {now}" in capsys.readouterr().err
 
 
 def test_a_plot_that_cannot_be_written(run, tmp_path, monkeypatch, hpcfl, refused):
@@ -327,9 +329,8 @@ def test_status_says_where_the_ranks_of_a_live_run_are(run, hpcfl, refused):
     assert "ranks" not in lines(hpcfl("status", run))
 
 
-@pytest.mark.parametrize("command", ["status", "watch"])
-def test_a_file_is_no_run(job, refused, command):
-    assert "holds no run" in refused(command, job)
+def test_a_file_is_no_run(job, refused):
+    assert "holds no run" in refused("status", job)
 
 
 def test_status_of_a_dead_run(run, hpcfl):

@@ -41,7 +41,7 @@ def test_commands(press):
 
 def test_options(press):
     assert press("run", "--c") == ["--continue"]
-    assert press("report", "--layout", "h") == ["hours"]
+    assert press("report", "--layout", "p") == ["paper"]
 
 
 def test_packaged_jobs_and_files(press):

@@ -1,5 +1,6 @@
 """Metrics of the user's own: by hand, on two ranks, and what is wrong with one costs a line."""
 
+import csv
 import json
 import math
 import re
@@ -272,11 +273,11 @@ def test_they_are_shown(job, hpcfl, tmp_path):
     last = log(run)[-1]["test_macro_f1"]
     lines = hpcfl("status", run).out
     assert any(line.split()[:2] == ["test_macro_f1", f"{last:.4g}"] for line in lines)
-    table = hpcfl("report", run, "--columns", "run,test_macro_f1").text
+    table = hpcfl("report", run).text
     assert f"{last:.4g}" in table
-    csv = hpcfl("report", run, "--format", "csv", "--columns", "test_macro_f1,test_margin").out
-    assert csv[0] == "test_macro_f1,test_margin"
-    assert math.isclose(float(csv[1].split(",")[0]), last)
+    (row,) = csv.DictReader(hpcfl("report", run, "--format", "csv").out)
+    assert math.isclose(float(row["test_macro_f1"]), last)
+    assert "test_margin" in row
 
 
 @pytest.mark.parametrize(

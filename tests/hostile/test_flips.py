@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import hpcfl
@@ -27,7 +26,7 @@ from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
 from hpcfl.models import MODELS
-from hpcfl.monitor import facts, status, watch
+from hpcfl.monitor import facts, status
 from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.run_dir.manifest import committed
@@ -141,7 +140,7 @@ class Subject:
             # The sweep writes the job of a run anew when it starts it.
             and not (path.parent == self.root and path.suffix == ".yaml" and kind is sweep)
         ]
-        self.commands = [self.status, self.report, self.watch]
+        self.commands = [self.status, self.report]
         if kind is sweep:
             self.commands += [self.todo]
         else:
@@ -168,12 +167,6 @@ class Subject:
         with self._live():
             standing = collect_runs([self.root])
         return report.plain(report.by_run(standing.runs, None)), *standing.notes
-
-    def watch(self):
-        console = Console(file=io.StringIO(), width=300, height=60, color_system=None)
-        with self._live():
-            console.print(watch.page_of(self.root)(console))
-        return console.file.getvalue()
 
     def todo(self):
         todos = pending_runs(read_sweep(self.place / "sweep.yaml"), self.root)
@@ -253,8 +246,7 @@ class Subject:
         lines = found.splitlines()
         (said,) = [line for line in lines if "damaged" in line.split()[:2]]
         assert name in said, (where, said)
-        if command == self.status:  # a page of `watch` has no room for it
-            assert path.name in said, (where, said)
+        assert path.name in said, (where, said)
         others = {line for line in self.whole[command].splitlines() if name not in line}
         counts = [line for line in others - set(lines) if not line[:1].isspace()]
         assert len(counts) <= 1, (where, counts)
@@ -265,7 +257,6 @@ def fixed(monkeypatch):
     """The clock stands still for the commands that show an age."""
     clock = SimpleNamespace(time=lambda: NOW, monotonic=lambda: 0.0)
     monkeypatch.setattr(status, "time", clock)
-    monkeypatch.setattr(watch, "time", clock)
     monkeypatch.setattr(facts, "time", clock)
     deterministic = torch.get_deterministic_debug_mode()
     yield

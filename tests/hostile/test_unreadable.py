@@ -40,7 +40,6 @@ pytestmark = pytest.mark.slow
 
 COMMANDS = {
     "status": ["status"],
-    "watch": ["watch"],
     "report": ["report", "--format", "csv"],
     "export": ["export", "--clients", "-o", "x.npz"],
     "best": ["export", "--best", "-o", "x.npz"],
@@ -49,7 +48,7 @@ COMMANDS = {
 NEWEST = "checkpoints/00000004"
 READ_BY = {
     "job.yaml": {*COMMANDS},
-    "log.jsonl": {"status", "watch", "report", "resume"},
+    "log.jsonl": {"status", "report", "resume"},
     "history.jsonl": {"status", "resume"},
     "initial.npy": {"export", "best", "resume"},
     f"{NEWEST}/best.safetensors": {"best", "resume"},
@@ -235,10 +234,9 @@ def test_a_folder_of_runs_tells_which_cannot_be_read(run, tmp_path, hpcfl, refus
         f"damaged      {runs}/b/job.yaml: cannot be read: Too many levels"
     )
     assert f"{runs}/b/job.yaml: cannot be read" in refused("report", runs)
-    assert any("damaged" in line for line in hpcfl("watch", runs).out)
 
 
-@pytest.mark.parametrize("command", ["status", "watch", "report"])
+@pytest.mark.parametrize("command", ["status", "report"])
 def test_a_folder_that_cannot_be_listed(run, tmp_path, refused, monkeypatch, command):
     runs = tmp_path / "runs"
     shutil.copytree(run, runs / "a")
@@ -247,7 +245,7 @@ def test_a_folder_that_cannot_be_listed(run, tmp_path, refused, monkeypatch, com
 
 
 @pytest.mark.parametrize("fault", ["folder", "loop", "permission", "disk"])
-@pytest.mark.parametrize("command", ["status", "watch", "report"])
+@pytest.mark.parametrize("command", ["status", "report"])
 def test_the_log_of_a_sweep(run, tmp_path, hpcfl, monkeypatch, fault, command):
     runs = tmp_path / "runs"
     shutil.copytree(run, runs / "a")
@@ -289,7 +287,7 @@ def test_the_log_of_a_sweep_of_an_earlier_version(run, tmp_path, refused):
     )
     before = log.read_bytes()
     told = f"{log}: none of its lines ends with a checksum, expected one in each: another version"
-    for command in ("status", "watch", "report"):
+    for command in ("status", "report"):
         line = refused(command, runs)
         assert told in line
         assert line.endswith("remove the file, the runs themselves stay")
@@ -304,7 +302,7 @@ LONG = "x" * 5000
 @pytest.mark.parametrize(
     "words",
     [
-        *(["status", LONG], ["watch", LONG], ["report", LONG], ["resume", LONG], ["check", LONG]),
+        *(["status", LONG], ["report", LONG], ["resume", LONG], ["check", LONG]),
         *(["export", LONG, "-o", "x.npz"], ["export", "run", "-o", LONG], ["run", LONG]),
         *(["export", "run", "-o", "."], ["export", "run", "--state-dict", ".."]),
         *(["export", "run", "-o", "/"], ["run", "job.yaml", "--out", LONG], ["sweep", LONG]),

@@ -120,7 +120,7 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
     ("command", "at"),
     [
         ("sweep", "hpcfl.sweep.run_sweep:prepare"),
-        ("watch", "hpcfl.monitor.watch:page_of"),
+        ("status", "hpcfl.monitor.status:find_runs"),
         ("report", "hpcfl.report.collect:collect_runs"),
         ("plan", "hpcfl.plan.show:make_plan"),
         ("data prepare", "hpcfl.job.schema:data_section"),
@@ -130,7 +130,7 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
 def test_other_commands(job, tmp_path, command, at):
     words = {
         "sweep": ["sweep.yaml"],
-        "watch": ["run"],
+        "status": ["run", "--follow"],
         "report": ["run", "--plot", "p.png"],
         "plan": [job],
         "data prepare": ["digits"],

@@ -56,7 +56,6 @@ MISTAKES = [
     ("report runs --plot a.gif", "a plot is written as"),
     ("report runs --y test_los", "no round in log.jsonl has"),
     ("report runs --size big", "expected WIDTHxHEIGHT in inches"),
-    ("report runs --names fedhbn=FedHBM", "expected a method or run of the report"),
 ]
 
 

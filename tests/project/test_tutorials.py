@@ -208,7 +208,7 @@ def test_from_a_sweep_to_the_paper(shell):
         assert not missing, command
         played.append(command.split()[1])
     compare_sweep_sample(shell("hpcfl report runs/digits --plot sample.png"))
-    assert {"sweep", "status", "watch", "report", "cite", "plan"} == set(played)
+    assert {"sweep", "status", "report", "cite", "plan"} == set(played)
     assert not absent(manuscript[0].splitlines(), Path("table.tex").read_text().splitlines())
     assert "{karimireddy2020," in Path("references.bib").read_text()
     assert Path("figure.pdf").read_bytes().startswith(b"%PDF")

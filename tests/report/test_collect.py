@@ -119,11 +119,11 @@ def test_a_folder_without_runs(tmp_path):
 
 
 def unwrapped(done):
-    """All that a command said, without the spaces: watch breaks lines, also within a path."""
+    """All that a command said, without the spaces."""
     return "".join("".join([*done.out, *done.err]).split())
 
 
-@pytest.mark.parametrize("command", ["status", "report", "watch"])
+@pytest.mark.parametrize("command", ["status", "report"])
 def test_a_link_to_itself_beside_runs_is_told(sweep, hpcfl, command):
     (sweep / "loop").symlink_to("loop")
     (sweep / ".loop").symlink_to(".loop")  # hidden: nobody asks
@@ -150,7 +150,7 @@ def private(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.mark.parametrize("command", ["status", "report", "watch"])
+@pytest.mark.parametrize("command", ["status", "report"])
 def test_a_private_folder_is_no_run(sweep, private, hpcfl, command):
     private.mkdir()
     done = hpcfl(command, sweep)

@@ -1,4 +1,4 @@
-"""`status`, `watch` and `report` find the same runs below a folder, however deep."""
+"""`status` and `report` find the same runs below a folder, however deep."""
 
 import pytest
 
@@ -53,16 +53,11 @@ def test_a_run_directory_is_its_own(folder):
     assert list(find_runs(folder / "b").runs) == [folder / "b"]
 
 
-def test_the_three_commands_agree(folder, hpcfl, tmp_path, monkeypatch):
+def test_the_commands_agree(folder, hpcfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = hpcfl("status", folder).out
     assert [line.split()[-1] for line in told[:-1]] == NAMES
     assert told[-1] == "5 runs: 4 finished, 1 not started"
-    page = hpcfl("watch", folder).out
-    # The title, which begins with a path, may take several lines.
-    assert "runs: 4 finished, 1 not started" in " ".join(" ".join(page).split())
-    shown = [line.split()[0] for line in page if line.split()]
-    assert [name for name in shown if name in NAMES] == NAMES
     collect = collect_runs([folder])
     found = [str(run.path.relative_to(folder)) for run in collect.runs]
     assert found == [name for name in NAMES if name != "x/sweep/s1"]
@@ -104,5 +99,3 @@ def test_a_folder_that_may_not_be_listed_is_told(folder, hpcfl, monkeypatch):
     said = f"{folder}/x/y: cannot be listed: Permission denied; {READABLE}"
     assert hpcfl("status", folder).out[-2:] == [said, "4 runs: 3 finished, 1 not started"]
     assert said in collect_runs([folder]).notes
-    # A page is as wide as the terminal, and breaks lines also within a path.
-    assert "".join(said.split()) in "".join(hpcfl("watch", folder).text.split())

@@ -187,3 +187,21 @@ def test_the_centralised_accuracy_of_data_and_model():
     assert centralised(settings(NONIID)).value == 86.48
     assert centralised(settings(NONIID, "task=cifar100-resnet20")).value == 62.21
     assert centralised(settings("jobs/quickstart.yaml")) is None
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "hours", "rounds"),
+    [
+        ("cifar10/fedavg_noniid", [], 6, 10_000),
+        ("cifar10/fedavg_noniid", ["data.partition.alpha=10000.0"], 6, 10_000),
+        ("cifar10/fedavg_noniid", ["task=cifar10-resnet20"], 7, 10_000),
+        ("cifar10/fedavg_noniid", ["task=cifar100-lenet", "rounds=20000"], 6, 10_000),
+        ("cifar10/fedavg_noniid", ["algorithm={name: mime}"], 12, 10_000),
+        ("cifar10/fedavg_noniid", ["algorithm={name: mimelitemom}"], 12, 10_000),
+        ("shakespeare/fedavg_noniid", [], pytest.approx(22 / 60, abs=1e-6), 250),
+        ("papers/base/stackoverflow", [], 3.5, 1500),
+    ],
+)
+def test_the_printed_hours_of_a_set_up(job, overrides, hours, rounds):
+    (row,) = find(flatten(load(ROOT / f"jobs/{job}.yaml", overrides).tree), "hours")
+    assert (row.value, row.rounds) == (hours, rounds)

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from hpcfl.errors import JobError, StoreError
 from hpcfl.report import by_run, by_seed, plain, tables, to_csv, to_markdown
-from hpcfl.report.choose_columns import ChosenColumn, choose_columns
 from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir import record
 from hpcfl.run_dir.record import read_run
@@ -25,12 +24,6 @@ LOG = [
     {"round": 4, "wall_s": 1.5, "clients": 2, "train_loss": 0.5, "down_bytes": 10, "up_bytes": 20,
      "test_loss": 0.5, "test_accuracy": 0.625},
 ]  # fmt: skip
-
-
-def chosen(report, columns, *, values=False):
-    """Columns of a report in Markdown, or as CSV."""
-    made = choose_columns(report, ChosenColumn.parse(columns), values=values)
-    return to_csv(made) if values else to_markdown(made)
 
 
 def seed_rows(runs, beside=None):
@@ -135,7 +128,7 @@ def test_a_log_that_is_shorter_than_its_checkpoint_says(job, tmp_path, hpcfl, re
     log = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
     for lines in (log[:-1], log[:2] + log[3:], []):
         (run / "log.jsonl").write_bytes(b"".join(lines))
-        for command in ("status", "report", "watch", "resume"):
+        for command in ("status", "report", "resume"):
             assert f"{run}/log.jsonl: " in refused(command, run)
 
 
@@ -199,8 +192,8 @@ def test_scores_that_were_asked_for_have_columns(run_dir):
     assert (
         "| top 5 % | objective | clients mean % | worst decile % | local models mean % |" in title
     )
-    assert "| **0.5** | 95.00 | 0.25 | 75.00 | 50.00 | 87.50 | 62.50 | 40 bytes |" in first
-    assert "| **0.5** | - | - | - | - | - | - | 40 bytes |" in second
+    assert "| 0.5 | 95.00 | 0.25 | 75.00 | 50.00 | 87.50 | 62.50 | 40 bytes |" in first
+    assert "| 0.5 | - | - | - | - | - | - | 40 bytes |" in second
     assert "objective" not in to_markdown(by_run([plain_]))
     row, other = csv.DictReader(io.StringIO(to_csv(by_run([scored, plain_]))))
     assert {key: float(row[key]) for key in ASKED} == ASKED
@@ -362,22 +355,6 @@ def test_means_over_seeds_for_programs(run_dir):
     assert float(avg["test_accuracy_std"]) == pytest.approx(0.03125**0.5)
     assert (avg["up_bytes"], avg["train_objective"]) == ("80.0", "")
     assert (hbm["test_accuracy"], hbm["test_accuracy_std"]) == ("0.25", "")
-
-
-def test_a_mean_over_seeds_has_no_seed(run_dir):
-    """Nor any other key in which its runs differ; a job of one seed has its own."""
-    jobs = [f"{JOB}seed: {seed}\nthreads: {seed + 1}\nlocal: {{lr: 0.1}}\n" for seed in (0, 1)]
-    runs = [read_run(run_dir(job=job, name=f"s{k}")) for k, job in enumerate(jobs)]
-    alone = read_run(run_dir(job=f"{JOB}seed: 7\nlocal: {{lr: 0.5}}\n", name="alone"))
-    for key in ("seed", "threads"):
-        with pytest.raises(JobError, match=rf"--columns: found '{key}', expected of "):
-            chosen(by_seed(runs), f"{key},accuracy")
-        with pytest.raises(JobError, match=rf"--columns: found '{key}', expected of "):
-            chosen(by_seed(runs), f"{key},test_accuracy", values=True)
-    report = by_seed([*runs, alone])
-    assert chosen(report, "seed,local.lr").splitlines()[2:4] == ["| - | 0.1 |", "| 7 | 0.5 |"]
-    shown = chosen(report, "seed,local.lr,rounds", values=True)
-    assert shown == "seed,local.lr,rounds\n,0.1,4\n7,0.5,4\n"
 
 
 def test_a_task_stands_for_what_follows_from_it(run_dir):

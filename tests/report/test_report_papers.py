@@ -10,7 +10,6 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
 from hpcfl.report import as_papers, by_run, plain, to_csv, to_latex, to_markdown
-from hpcfl.report.choose_columns import ChosenColumn, choose_columns
 from hpcfl.report.formats import escaped
 from hpcfl.report.rounds_to_target import Target
 from hpcfl.run_dir.record import RunRecord
@@ -263,20 +262,3 @@ def test_the_best_is_bold_in_markdown_too(runs):
     report = as_papers(runs)
     assert "| **75.00** | **81.71 +- 0.15** | 90.00 @2/3 |" in to_markdown(report)
     assert "**" not in plain(report)
-
-
-def test_a_key_of_the_jobs_is_a_column(runs):
-    """Of a row of the table, and of a number for programs, where all its runs have one value."""
-    report = as_papers(runs, [Target(0.6, absolute=True)])
-    columns = ChosenColumn.parse("algorithm,seed,algorithm.beta,local.lr")
-    made = to_markdown(choose_columns(report, columns, values=False)).splitlines()
-    row = ["| fedavg | - | - | 0.01 |", "| fedhbm | 0 | 1.0 | 0.01 |"]
-    assert [line for line in made if line.startswith("| fed")] == row * 2
-    columns = ChosenColumn.parse("algorithm,metric,seed,data.partition.alpha")
-    made = to_csv(choose_columns(report, columns, values=True)).splitlines()
-    assert made[1:4] == [
-        "fedavg,accuracy_last2,,0.0",
-        "fedavg,accuracy_last2,0,10000.0",
-        "fedhbm,accuracy_last2,0,0.0",
-    ]
-    assert made[-4] == "fedavg,speedup_0.6,,0.0"

@@ -24,7 +24,7 @@ def test_a_report_reads_it_like_the_run(run, tmp_path, hpcfl):
     assert (done.code, done.out) == (0, [str(copy / name) for name in names])
     assert {path.name for path in copy.iterdir()} == set(names)
     assert (copy / "log.jsonl").read_bytes() == (run / "log.jsonl").read_bytes()
-    for layout in ("runs", "paper", "hours"):
+    for layout in ("runs", "paper"):
         ours, theirs = (hpcfl("report", at, "--layout", layout) for at in (copy, run))
         assert (ours.code, ours.out) == (theirs.code, theirs.out) != (0, [])
     assert hpcfl("report", copy, "--plot", tmp_path / "plot.png").code == 0

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 import hpcfl as program
-from hpcfl.run_dir.history import Outcome, last_outcome
+from hpcfl.run_dir.history import Outcome, last_outcome, recorded_machines
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.session import RankSession
 from tests.rundirs import cut_log, starts
@@ -49,7 +49,6 @@ def test_a_run_that_diverged(job, tmp_path, hpcfl):
     assert start["ended"] >= start["time"]
     assert "| 0/4 diverged |" in hpcfl("report", run).text
     assert hpcfl("status", run.parent).out[-1] == "1 run: 1 diverged"
-    assert f"ended       {said['ended']}"[:60] in hpcfl("watch", run).text
 
 
 def test_a_run_that_was_stopped_and_went_on(job, tmp_path, hpcfl, monkeypatch):
@@ -202,3 +201,17 @@ def test_a_damaged_history_does_not_keep_numbers_back(job, tmp_path, hpcfl):
     done = hpcfl("report", run, "--format", "csv")
     assert (done.code, len(done.out)) == (0, 2)
     assert "history.jsonl:1: is damaged: " in done.err[0]
+
+
+GPU = {"session": "a", "ranks": 2, "device": "cuda", "gpu": "NVIDIA H100", "processor": "EPYC"}
+CPU = {"session": "b", "ranks": 1, "device": "cpu", "processor": "EPYC"}
+
+
+def test_the_machines_of_all_starts():
+    """Each once and in order; of a copy, also those of the run that it was copied from."""
+    branch = {"branch_of": "runs/other", "round": 5}
+    assert recorded_machines([GPU, CPU, branch, CPU, GPU]) == (
+        "2 ranks on cuda (NVIDIA H100)",
+        "1 rank on cpu (EPYC)",
+    )
+    assert recorded_machines([{"session": "a", "ranks": 2}, {"session": "b"}]) == ()

@@ -31,7 +31,7 @@ def test_the_round_of_a_manifest(run, tmp_path, refused):
     before = text(run)
     for words in (["resume", run, "rounds=9"], ["export", run, "-o", tmp_path / "x.npz"]):
         assert f"{path}: is damaged: " in refused(*words)
-    for command in ("status", "report", "watch"):
+    for command in ("status", "report"):
         assert f"{path}: is damaged: " in refused(command, run)
     assert text(run) == before
 

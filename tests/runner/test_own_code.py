@@ -101,7 +101,7 @@ def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):
     assert start["code"] == {}
 
 
-LAYOUTS = ("runs", "seeds", "paper", "chosen", "hours")
+LAYOUTS = ("runs", "seeds", "paper")
 
 
 def test_a_report_tells_which_runs_have_other_code(run, job, tmp_path):

@@ -106,7 +106,7 @@ def test_the_last_rounds_count_from_the_new_end(run, hpcfl):
     assert [r["round"] for r in log if "test_loss" in r] == [0, 2, 4, 7, 8]
 
 
-@pytest.mark.parametrize("command", ["resume", "status", "report", "watch"])
+@pytest.mark.parametrize("command", ["resume", "status", "report"])
 def test_a_change_by_hand_is_refused(run, refused, command):
     """It could be damage: 4 and 6 differ in one bit."""
     path = run / "job.yaml"

@@ -13,7 +13,6 @@ from hpcfl.errors import JobError
 from hpcfl.job.registry import suggestion
 from hpcfl.job.settings import SEED, distinguishing_settings, labels
 from hpcfl.report.comparison import mean_and_std
-from hpcfl.report.names import DisplayNames
 from hpcfl.report.plots.drawing import (
     FEW,
     MOST,
@@ -22,7 +21,6 @@ from hpcfl.report.plots.drawing import (
     choose_looks,
     draw_curve,
     has_room,
-    place_legend,
 )
 from hpcfl.report.plots.figure import (
     FigureSize,
@@ -54,8 +52,6 @@ SPENT = {
 class PlotStyle(NamedTuple):
     """How a plot is labelled, and its size."""
 
-    names: DisplayNames = DisplayNames()
-    """What methods and runs are called in the legend."""
     xlabel: str | None = None
     """Of the horizontal axis; None: the rounds, bytes or time with their unit."""
     ylabel: str | None = None
@@ -71,8 +67,6 @@ class PlotStyle(NamedTuple):
         """
         for option, text in (("--xlabel", self.xlabel), ("--ylabel", self.ylabel)):
             check_text(option, text or "")
-        for title in (*self.names.algorithms.values(), *self.names.runs.values()):
-            check_text("--names", title)
 
 
 class Plot:
@@ -86,7 +80,7 @@ class Plot:
 
     Of thousands of evaluations every so many-th is drawn.
 
-    A legend covers no curve: where it would, it is beside the axes or below them.
+    The legend of a few curves is inside of the axes, where it covers the least, else beside them.
 
     Losses are drawn on a log scale where all are positive, other numbers but accuracies where
     they also span a factor of ten.
@@ -97,7 +91,7 @@ class Plot:
         y: the number's key in log.jsonl; when absent, test accuracy, test loss where nothing is
             classified, or the objective where nothing is tested.
         x: rounds, bytes (sent up and down so far) or time (of the rounds so far).
-        style: its names, labels and size.
+        style: its labels and size.
 
     Raises:
         JobError: no run has such a number yet, a label cannot be written, or a file cannot be.
@@ -158,12 +152,6 @@ class Plot:
         for place in axes[len(panels) :]:
             place.remove()
         lay_out(figure)
-        for place, curves in zip(axes, panels.values(), strict=False):
-            few = has_room(curves)
-            if few or self._style.size:  # else the picture is wide enough for a legend beside
-                place_legend(figure, place, curves, few=few)
-        if self._style.size:
-            lay_out(figure)  # a picture of a chosen size may have no room for a moved legend
         save(figure, self._paths)
 
     def _chosen(self, curves: list[Curve], title: str) -> list[Curve]:
@@ -239,7 +227,6 @@ class Plot:
             [mean for mean, _ in means],
             [std for _, std in means if std is not None],
             [([x[t] for t in y], list(y.values())) for y, x in found if max(y) < furthest],
-            self._style.names.curve(name, runs),
         )
 
 

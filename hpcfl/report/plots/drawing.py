@@ -14,17 +14,11 @@ from hpcfl.report.plots.figure import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
-    from matplotlib.lines import Line2D
 
 DASHES = ("-", "--", ":", "-.")
 LABEL = 44  # letters of a line of the legend
 MOST = 8  # curves of a panel whose lines and bands can be told apart
 FEW = 6  # curves, and lines of their labels, for which there is room inside of the axes
-MOST_BESIDE = 0.5  # of the width, for a legend beside the axes
-GAP = 0.06  # inches, between the label of an axis and a legend below it
-COLUMN = 4.5  # inches; a narrower picture is for a column of a paper, and has smaller legends
 
 
 class Curve(NamedTuple):
@@ -41,13 +35,11 @@ class Curve(NamedTuple):
     """Sample standard deviations, or nothing of a single run."""
     unfinished_seeds: Sequence[tuple[Sequence[float], Sequence[float]]]
     """Seeds that are not as far yet, each on its own."""
-    title: str = ""
-    """What the user calls it; if nothing, ``name`` is in the legend."""
 
     @property
     def label(self) -> str:
         """The line of the legend."""
-        return fill((self.title or self.name) + self.progress_note, LABEL)
+        return fill(self.name + self.progress_note, LABEL)
 
 
 def has_room(curves: Sequence[Curve]) -> bool:
@@ -129,85 +121,14 @@ def draw_curve(
 def add_legend(axes: Axes, curves: Sequence[Curve], *, few: bool) -> None:
     """The legend, in the order in which the curves end, the highest first.
 
-    A few curves have it inside of the axes, where it covers the least, many beside them; see
-    `place_legend`.
+    A few curves have it inside of the axes, where it covers the least, many beside them.
     """
-    lines = _in_order(axes, curves)
-    if few:
-        axes.legend(handles=lines, loc="best", framealpha=0.8, edgecolor="none")
-        return
-    _legend_beside(axes, lines)
-
-
-def place_legend(figure: Figure, axes: Axes, curves: Sequence[Curve], *, few: bool) -> None:
-    """Move a legend that covers a curve or its band, or leaves little room for the axes.
-
-    It comes to stand beside the axes, or below, where beside it would take half of the width.
-
-    Args:
-        figure: laid out, as the place of a legend depends on all that is drawn.
-        axes: a panel with its legend.
-        curves: of the panel.
-        few: whether the legend is inside of the axes.
-    """
-    legend = axes.get_legend()
-    if legend is None or (few and not _covers(legend, axes)):
-        return
-    taken, panel = legend.get_window_extent().width, axes.get_window_extent().width
-    if taken > MOST_BESIDE * (panel if few else panel + taken):
-        _legend_below(figure, axes, _in_order(axes, curves))
-    elif few:
-        _legend_beside(axes, _in_order(axes, curves))
-
-
-def _covers(legend: Legend, axes: Axes) -> bool:
-    """Whether a legend lies over a line or a band of its axes, all of which are laid out."""
-    box = legend.get_window_extent()
-    paths = [line.get_transform().transform_path(line.get_path()) for line in axes.lines]
-    bands = [
-        band.get_transform().transform_path(path)
-        for band in axes.collections
-        for path in band.get_paths()
-    ]
-    return any(
-        path.cleaned(remove_nans=True).intersects_bbox(box, filled=filled)
-        for found, filled in ((paths, False), (bands, True))
-        for path in found
-    )
-
-
-def _in_order(axes: Axes, curves: Sequence[Curve]) -> list[Line2D]:
-    """The lines with an entry in the legend, the one that ends highest first."""
     ends = {curve.label: curve.y[-1] for curve in curves}
     lines = [line for line in axes.lines if line.get_label() in ends]
-    return sorted(lines, key=lambda line: -ends[str(line.get_label())])
-
-
-def _legend_beside(axes: Axes, lines: Sequence[Line2D]) -> None:
-    axes.legend(
-        handles=lines, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small"
-    )
-
-
-def _legend_below(figure: Figure, axes: Axes, lines: Sequence[Line2D]) -> None:
-    """A legend below the label of the horizontal axis, in as many columns as have room."""
-    from matplotlib.transforms import ScaledTranslation
-
-    panel = axes.get_window_extent()
-    label = axes.xaxis.get_tightbbox()
-    gap = (panel.y0 - label.y0 if label else 0) / figure.dpi + GAP
-    small = figure.get_figwidth() < COLUMN
-    place = axes.transAxes + ScaledTranslation(0, -gap, figure.dpi_scale_trans)
-    for columns in range(len(lines), 0, -1):
-        legend = axes.legend(
-            handles=lines,
-            frameon=False,
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0.0),
-            bbox_transform=place,
-            fontsize="x-small" if small else "small",
-            labelspacing=0.2 if small else None,
-            ncols=columns,
+    lines.sort(key=lambda line: -ends[str(line.get_label())])
+    if few:
+        axes.legend(handles=lines, loc="best", framealpha=0.8, edgecolor="none")
+    else:
+        axes.legend(
+            handles=lines, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize="small"
         )
-        if legend.get_window_extent().width <= panel.width:
-            return

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import hpcfl as fl
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
-from hpcfl.report import by_choice, by_run, by_seed, plain, to_csv, to_markdown
-from hpcfl.report.choose_columns import ChosenColumn, choose_columns
+from hpcfl.report import by_run, by_seed, plain, to_markdown
+from hpcfl.report.choose import choose_settings
+from hpcfl.report.layouts import LAYOUTS, arranged
 from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.run_dir.record import RunRecord
 
@@ -50,90 +52,92 @@ def without_validation(runs):
     ]  # fmt: skip
 
 
+def names(chosen):
+    return [run.path.name for run in chosen.runs]
+
+
+HIGHEST = "settings: those with the highest {} accuracy after the last round, a mean over seeds"
+
+
 def test_a_rate_is_chosen_on_validation_data(rates):
-    report = by_choice(rates)
-    (table,) = report.tables
-    assert list(table.titles)[1:] == [
-        "settings", "jobs\ncompared", "seeds", "validation\n%", "test\n%"
-    ]  # fmt: skip
-    assert list(table.rows[0]) == [
-        "fedavg", "local.lr 0.1", "2", "2", "71.00 +- 1.41", "62.00 +- 2.83"
-    ]  # fmt: skip
-    assert table.captions == [
-        "settings: those with the highest validation accuracy after the last round, a mean over "
-        "seeds",
+    chosen = choose_settings(rates)
+    assert names(chosen) == ["a0", "a1"]
+    assert chosen.captions == [
+        HIGHEST.format("validation"),
         "settings: chosen on the validation data; the test score there is shown",
+        "fedavg: local.lr 0.1 (of 2 jobs)",
     ]
-    (value,) = report.values
-    assert (value["chosen_by"], value["settings"]) == ("validation_accuracy", "local.lr 0.1")
-    assert value["test_accuracy"] == pytest.approx(0.62)
+    assert chosen.note == "settings chosen on the validation data"
 
 
 def test_else_on_the_test_set_and_a_caption_says_so(rates):
-    (table,) = by_choice(without_validation(rates)).tables
-    assert list(table.rows[0])[1:] == ["local.lr 0.2", "2", "2", "81.00 +- 1.41"]
-    assert table.captions[-1] == "settings: chosen on the test set"
+    chosen = choose_settings(without_validation(rates))
+    assert names(chosen) == ["b0", "b1"]
+    assert chosen.captions == [
+        HIGHEST.format("test"),
+        "settings: chosen on the test set",
+        "fedavg: local.lr 0.2 (of 2 jobs)",
+    ]
 
 
-def test_a_choice_on_the_test_set_is_told_beside_every_score(rates):
-    report = by_choice(without_validation(rates))
-
-    def shown(text):
-        made = choose_columns(report, ChosenColumn.parse(text), values=False)
-        return "settings: chosen on the test set" in made.tables[0].captions
-
-    assert shown("algorithm,test=Accuracy")
-    assert shown("algorithm,settings")
-    assert not shown("algorithm,seeds")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_shows_the_choice_alone(rates, layout):
+    chosen = choose_settings(rates)
+    made = arranged(chosen, layout)
+    assert "62.00 +- 2.83" in plain(made)
+    assert "81.00" not in plain(made)
+    assert list(made.tables[-1].captions)[-3:] == chosen.captions
+    assert all(line in to_markdown(made) for line in chosen.captions)
 
 
-def test_keys_of_the_chosen_jobs_are_columns_and_the_best_is_bold(rates):
+def test_each_method_has_its_own_choice(rates):
     others = [
         record("h", [0.5, 0.70], [0.5, 0.60], algorithm="fedhbm"),
         record("i", [0.5, 0.90], [0.5, 0.65], "local.lr=0.3", algorithm="fedhbm"),
     ]
-    report = by_choice([*rates, *others])
-    columns = ChosenColumn.parse("algorithm,local.lr=Rate,seed,validation,test")
-    made = to_markdown(choose_columns(report, columns, values=False)).splitlines()
-    assert made[2:4] == [
-        "| fedavg | 0.1 | - | **71.00 +- 1.41** | 62.00 +- 2.83 |",
-        "| fedhbm | 0.3 | 0 | 65.00 | **90.00** |",
+    chosen = choose_settings([*rates, *others])
+    assert names(chosen) == ["a0", "a1", "i"]
+    assert chosen.captions[-2:] == [
+        "fedavg: local.lr 0.1 (of 2 jobs)",
+        "fedhbm: local.lr 0.3 (of 2 jobs)",
     ]
-    columns = ChosenColumn.parse("algorithm,local.lr,seed")
-    made = to_csv(choose_columns(report, columns, values=True)).splitlines()
-    assert made == ["algorithm,local.lr,seed", "fedavg,0.1,", "fedhbm,0.3,0"]
 
 
-def test_validation_scores_are_bold(rates):
-    assert "**71.00 +- 1.41**" in to_markdown(by_seed(rates))
+def test_each_set_up_has_its_own_choice(rates):
+    splits = [
+        record("c", [0.5, 0.5], [0.5, 0.5], "local.lr=0.1", "data.partition={kind: iid}"),
+        record("d", [0.6, 0.6], [0.6, 0.6], "local.lr=0.2", "data.partition={kind: iid}"),
+    ]
+    chosen = choose_settings([*rates, *splits])
+    assert names(chosen) == ["a0", "a1", "d"]
+    assert chosen.captions[-1] == "fedavg, digits, iid, validation: local.lr 0.2 (of 2 jobs)"
 
 
 def test_mixed_runs_are_told(rates):
-    mixed = [*rates[:2], *without_validation(rates[2:])]
-    (table,) = by_choice(mixed).tables
-    assert table.captions[-1] == (
-        "settings: chosen on the test set, as 2 of 4 runs have no validation data"
-    )
-    assert table.rows[0][1] == "local.lr 0.2"
+    chosen = choose_settings([*rates[:2], *without_validation(rates[2:])])
+    assert chosen.captions[-2:] == [
+        "settings: chosen on the test set, as 2 of 4 runs have no validation data",
+        "fedavg: local.lr 0.2 (of 2 jobs)",
+    ]
 
 
 def test_unfinished_settings_do_not_compete(rates):
     ahead = record("c", [0.99], [0.99], "local.lr=0.3", rounds=2)
-    (table,) = by_choice([*rates, ahead]).tables
-    assert list(table.rows[0])[1:3] == ["local.lr 0.1", "2 of 3"]
-    (value,) = by_choice([*rates, ahead]).values
-    assert (value["jobs"], value["compared"]) == (3, 2)
+    chosen = choose_settings([*rates, ahead])
+    assert names(chosen) == ["a0", "a1"]
+    assert chosen.captions[-1] == "fedavg: local.lr 0.1 (of 2 of 3 jobs)"
+    alone = record("h", [0.99], [0.99], algorithm="fedhbm", rounds=2)
+    told = "fedhbm: none, no job has a finite score of every seed"
+    assert choose_settings([*rates, alone]).captions[-1] == told
     with pytest.raises(JobError, match="no finished run has a test or validation score"):
-        by_choice([ahead])
+        choose_settings([ahead])
 
 
 @pytest.mark.parametrize("place", [0, 4])
 def test_a_run_without_a_score_has_no_part_in_what_is_chosen_on(rates, place):
     """Killed before its first evaluation, and the first of the list or the last."""
     rates.insert(place, record("k", [], [], "local.lr=0.3", rounds=2))
-    report = by_choice(rates)
-    assert report.values[0]["settings"] == "local.lr 0.1"
-    assert report.values[0]["chosen_by"] == "validation_accuracy"
+    assert names(choose_settings(rates)) == ["a0", "a1"]
     for layout in (by_run, by_seed):
         assert {row["chosen_on"] for row in layout(rates).values} == {"validation"}
         assert "best: chosen on the validation data" in plain(layout(rates))
@@ -144,13 +148,11 @@ def test_the_luck_of_one_seed_does_not_decide(rates):
     lucky = record("c0", [0.99, 0.99], [0.99, 0.99], "local.lr=0.3")
     behind = record("c1", [0.1], [0.1], "local.lr=0.3", "seed=1", rounds=2)
     for more in ([lucky, behind], [lucky]):
-        (table,) = by_choice([*rates, *more]).tables
-        assert list(table.rows[0])[1:4] == ["local.lr 0.1", "2 of 3", "2"]
-        assert any(line.startswith("jobs compared: those with a finite") for line in table.captions)
-    (table,) = by_choice([*rates, lucky, replace(behind, rounds=1)]).tables
-    assert list(table.rows[0])[1:4] == ["local.lr 0.1", "3", "2"]
-    (table,) = by_choice([lucky, record("d", [0.1], [0.1], "seed=1", rounds=2)]).tables
-    assert table.rows[0][1] == "local.lr 0.3"
+        chosen = choose_settings([*rates, *more])
+        assert names(chosen) == ["a0", "a1"]
+        assert any(line.startswith("jobs compared: those with") for line in chosen.captions)
+    assert names(choose_settings([*rates, lucky, replace(behind, rounds=1)])) == ["a0", "a1"]
+    assert names(choose_settings([lucky, record("d", [0.1], [0.1], "seed=1", rounds=2)])) == ["c0"]
 
 
 def test_losses_choose_where_there_are_no_accuracies():
@@ -159,8 +161,23 @@ def test_losses_choose_where_there_are_no_accuracies():
         line = {"round": 1, "validation_loss": validation, "test_loss": test}
         return RunRecord(made.path, "fedavg", 1, 0, (line,), made.settings)
 
-    (table,) = by_choice([regression("a", 2.0, 1.0, 0.1), regression("b", 1.5, 3.0, 0.2)]).tables
-    assert list(table.rows[0])[1:] == ["local.lr 0.2", "2", "1", "1.5", "3"]
+    chosen = choose_settings([regression("a", 2.0, 1.0, 0.1), regression("b", 1.5, 3.0, 0.2)])
+    assert names(chosen) == ["b"]
+
+
+def test_the_command(job, tmp_path, hpcfl):
+    """The table, the plot and Python have the same choice."""
+    for rate in (0.0001, 0.2):
+        words = (f"local.lr={rate}", "--out", tmp_path / "runs" / f"lr{rate}")
+        assert hpcfl("run", job, *words).code == 0
+    plot = tmp_path / "p.svg"
+    done = hpcfl("report", tmp_path / "runs", "--chosen", "--plot", plot)
+    assert done.code == 0, done.err
+    assert "fedhbm: local.lr 0.2 (of 2 jobs)" in done.out
+    assert not any("lr0.0001" in line for line in done.out)
+    report = fl.report_runs(tmp_path / "runs", chosen=True)
+    assert [run.path.name for run in report.runs] == ["lr0.2"]
+    assert "fedhbm: local.lr 0.2" in str(report)
 
 
 def test_the_best_round_is_chosen_alike():
@@ -199,7 +216,6 @@ def test_a_last_score_that_is_not_finite_is_not_replaced_by_an_earlier_one():
     """The log has null for it."""
     runs = [record("bad", [0.5, None], None, "local.lr=1.0"), record("good", [0.3, 0.4])]
     assert isnan(runs[0].last("test_accuracy"))
-    (value,) = by_choice(runs).values
-    assert (value["jobs"], value["compared"]) == (2, 1)
+    assert choose_settings(runs).captions[-1] == "fedavg: local.lr 0.1 (of 1 of 2 jobs)"
     assert "nan" in plain(by_run(runs))
     assert record("none", [None]).last("test_accuracy") is None
