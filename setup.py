@@ -53,9 +53,8 @@ setup(
         "huggingface": ["datasets>=4,<6"],
         "demo": ["scikit-learn>=1.5,<2"],
         "tensorboard": ["tensorboard>=2.18,<3"],
-        # Trackers, for log.tracker.  MLflow without its server; a full mlflow does as well.
+        # For callbacks: [mlflow], without its server; a full mlflow does as well.
         "mlflow": ["mlflow-skinny>=3,<4"],
-        "trackio": ["trackio>=0.20,<1"],
         "wandb": ["wandb>=0.19,<1"],
         "test": [
             "pytest>=8.3,<10",

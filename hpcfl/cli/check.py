@@ -70,7 +70,6 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     Raises:
         JobError, DataError: something in the job does not fit.
     """
-    loaded.job.log.check()
     if data:
         fetch_data(loaded)
         fetch_model(loaded)

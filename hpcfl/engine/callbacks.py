@@ -11,7 +11,7 @@ from torch import nn
 from hpcfl import seeds
 from hpcfl.engine.global_generators import seeded
 from hpcfl.engine.process_settings import settings_restored
-from hpcfl.errors import HookError, as_disk_error, described, traceback_hint
+from hpcfl.errors import DiskError, HookError, as_disk_error, described, traceback_hint
 from hpcfl.models.flat_vector import load
 from hpcfl.types import Record, Vector
 
@@ -152,7 +152,7 @@ class Callbacks:
         try:
             with undisturbed(seed):
                 method(*args)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DiskError):
             raise
         except BaseException as e:  # also of sys.exit, which would end this rank alone
             if disk := as_disk_error(e):

@@ -31,12 +31,12 @@ from hpcfl.job.yaml_file import (
     override,
     plain,
     read,
+    refuse_removed_keys,
     rename_old_keys,
     tuples,
 )
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
-from hpcfl.packages import installed, refuse_shadow
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
@@ -93,63 +93,6 @@ class CommConfig(Section):
     """Seconds that a rank waits for the others; then the run ends, and names the missing rank."""
 
 
-TrackerName = Literal["wandb", "mlflow", "trackio"]
-_PACKAGES: Mapping[TrackerName, str] = {
-    "wandb": "wandb",
-    "mlflow": "mlflow-skinny",
-    "trackio": "trackio",
-}
-"""The packages to install; all are imported by the tracker's name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackerConfig(Section):
-    """The tracker that gets the rounds."""
-
-    name: TrackerName
-    """Which one; its package must be installed."""
-    project: str = "hpcfl"
-    """The project in wandb and trackio, the experiment in MLflow."""
-    run: str | None = None
-    """The name of the run there; that of the run directory when absent."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Log(Section):
-    """What is written in addition to log.jsonl."""
-
-    tensorboard: bool | Literal["auto"] = "auto"
-    """Whether events are written for TensorBoard; auto: where the package is installed."""
-    tracker: TrackerName | TrackerConfig | None = None
-    """A tracker that gets the same numbers: its name, or a section."""
-
-    @property
-    def tracking(self) -> TrackerConfig | None:
-        """The tracker as a section."""
-        tracker = self.tracker
-        return TrackerConfig(name=tracker) if isinstance(tracker, str) else tracker
-
-    @property
-    def events(self) -> bool:
-        """Whether they are."""
-        return installed("tensorboard") if self.tensorboard == "auto" else self.tensorboard
-
-    def check(self) -> None:
-        """Raise JobError where a package is not installed, or hidden, that the section needs."""
-        if self.tensorboard is True and not installed("tensorboard"):
-            refuse_shadow("tensorboard")
-            raise JobError(
-                "log.tensorboard: found true, but no package tensorboard; say `pip install "
-                "tensorboard`, or auto or false"
-            )
-        if self.tracking is not None and not installed(name := self.tracking.name):
-            refuse_shadow(name)
-            raise JobError(
-                f"log.tracker: found {name}, but no package {name}; say `pip install "
-                f"{_PACKAGES[name]}`, or log.tracker=null"
-            )
-
-
 ExecutorName = Literal["sequential", "block", "auto"]
 
 
@@ -201,11 +144,9 @@ class Job(Section):
     """Where client states are stored, and as what."""
     comm: CommConfig = field(default_factory=CommConfig)
     """How ranks communicate, and how long they wait for each other."""
-    log: Log = field(default_factory=Log)
-    """What is logged besides ``log.jsonl``."""
     callbacks: tuple[CallbackEntry, ...] = ()
-    """Code of your own that is called after rounds: dotted paths of classes, or sections of
-    ``name`` and arguments."""
+    """What is called after rounds: tensorboard, wandb, mlflow, or dotted paths of classes of your
+    own; or sections of ``name`` and arguments."""
 
     def local_lr(self, round: int) -> float:
         """Eta of a round, counted from zero."""
@@ -219,7 +160,6 @@ SECTIONS: Mapping[str, type[Section]] = {
     "checkpoint": Checkpoint,
     "store": Store,
     "comm": CommConfig,
-    "log": Log,
 }
 """The sections of a job that have one class each; the others name theirs."""
 
@@ -326,6 +266,7 @@ def validate_keys(file: JobFile, name: str) -> LoadedJob:
             f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`, which with "
             "--dry-run only checks its jobs, and with --write-jobs writes them"
         )
+    refuse_removed_keys(file)
     notes = rename_old_keys(file)
     add_task_defaults(file)
     rest: Tree = dict(file.tree)

@@ -15,6 +15,7 @@ BRANCH = "branch"
 _LEADING = ("task", "data.kind")  # other keys follow from these, and are not listed
 # Sections and keys that say how a run is measured, saved and connected.  No round depends on them:
 # a resume may change them (`resume_rules`), and a report takes jobs that differ in them as equal.
+# ("log" is of jobs of earlier versions: `hpcfl.job.yaml_file`.)
 WITHOUT_EFFECT = ("balance", "evaluate", "diagnostics", "checkpoint", "comm", "log", "callbacks")
 # A report takes jobs that differ in these as equal, too: they say where a run is computed.  Not all
 # of them may change at a resume, as some change the last bits of the model.

@@ -9,11 +9,18 @@ from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined, descr
 from hpcfl.evaluation.user_metrics import UserMetric
 from hpcfl.io.code_file import short_name
 from hpcfl.job.registry import check_names, import_dotted, shown, suggestion
+from hpcfl.packages import installed, refuse_shadow
 from hpcfl.seeds import key
 
 _UNMADE = "cannot be made"
+_OF_HPCFL = {
+    "tensorboard": ("hpcfl.callbacks.tensorboard.TensorBoard", "tensorboard"),
+    "wandb": ("hpcfl.callbacks.wandb.Wandb", "wandb"),
+    "mlflow": ("hpcfl.callbacks.mlflow.Mlflow", "mlflow-skinny"),
+}
+"""The class of each short name, and the package to install; it is imported by the short name."""
 CallbackEntry = str | dict[str, Any]
-"""A class: its dotted path, or ``FILE.py:NAME`` of a file that a run keeps.
+"""A class: ``tensorboard``, ``wandb``, ``mlflow`` or its dotted path.
 
 Or a section of it as ``name`` and the arguments of the constructor.
 """
@@ -87,7 +94,7 @@ def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str
     if not isinstance(name, str):
         state = "missing" if name is None else f"found {shown(name)}"
         raise JobError(f"{at}.name: {state}; expected a dotted path to a class, module.Class")
-    cls, name = import_dotted(at, name), short_name(name)
+    cls, name = import_dotted(at, _dotted_path(at, name)), short_name(name)
     if not (isinstance(cls, type) and issubclass(cls, Callback)):
         raise JobError(f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.Callback")
     check_callback(at, name, cls)
@@ -95,6 +102,29 @@ def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str
     with as_job_error(f"{at}: {name}", _UNMADE, cls.__init__):
         _check_arguments(at, name, cls, arguments)
     return name, cls, arguments
+
+
+def _dotted_path(at: str, name: str) -> str:
+    """The dotted path of a class, which may be one of hpcfl's by its short name.
+
+    Raises:
+        JobError: there is no such class, or the package that it needs is not installed.
+    """
+    if "." in name:
+        return name
+    if name not in _OF_HPCFL:
+        raise JobError(
+            f"{at}: found {shown(name)}, expected {', '.join(sorted(_OF_HPCFL))} or a dotted path "
+            f"to a class, module.Class{suggestion(name, _OF_HPCFL)}"
+        )
+    path, package = _OF_HPCFL[name]
+    refuse_shadow(name)
+    if not installed(name):
+        raise JobError(
+            f"{at}: found {name}, but no package {name}; say `pip install {package}`, or leave it "
+            "out"
+        )
+    return path
 
 
 def require_callbacks(at: str, found: Sequence[Any]) -> None:

@@ -147,6 +147,31 @@ def rename_old_keys(file: JobFile) -> tuple[str, ...]:
     return tuple(notes)
 
 
+REMOVED_SETTINGS = {
+    "log.tensorboard": "callbacks: [tensorboard]",
+    "log.tracker": "callbacks: [wandb] or callbacks: [mlflow]",
+}
+"""Keys of jobs of earlier versions, and what serves instead."""
+
+
+def refuse_removed_keys(file: JobFile) -> None:
+    """Refuse keys of earlier versions, and drop those that ask for nothing, as every run has them.
+
+    Raises:
+        JobError: one asks for something.
+    """
+    for old, new in REMOVED_SETTINGS.items():
+        section, key = old.split(".")
+        keys = file.tree.get(section)
+        if not isinstance(keys, dict) or key not in keys:
+            continue
+        where, value = file.where((section, key)), keys.pop(key)
+        if value not in (None, False, "auto"):
+            raise JobError(f"{where}: {old}: is no key any more; say {new}")
+        if not keys:
+            del file.tree[section]
+
+
 def write_resolved(tree: Mapping[str, Any]) -> bytes:
     """The job.yaml of a run directory."""
     return add_checksum(yaml.safe_dump(tree, sort_keys=False).encode())

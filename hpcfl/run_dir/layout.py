@@ -5,9 +5,9 @@ history.jsonl   an object for each start of the run: time, first round, ranks, v
                 the settings that a resume may change, those that it changed, and the outcome
                 (hpcfl.run_dir.history); also one where the run was copied from another
 log.jsonl       an object for each round; in both files every line ends with its checksum
-events/         the log for TensorBoard, if it is installed or the job asks for it
-tracker.json    the run's id at the tracker of log.tracker (hpcfl.run_dir.tracking); mlruns/ and
-                wandb/ are MLflow's and wandb's own
+events/         the log for TensorBoard, with callbacks: [tensorboard]
+wandb.json      with callbacks: [wandb], the run's id there (hpcfl.callbacks.tracker), and likewise
+                mlflow.json; wandb/ and mlruns/ are wandb's and MLflow's own
 initial.npy     the initial model as a flat vector; every checkpoint's manifest has its checksum
 branches.json   of a branch: its parents, rounds and changed settings (hpcfl.run_dir.branches);
                 every manifest has its checksum, too
@@ -62,8 +62,9 @@ from hpcfl.run_dir.manifest import BRANCHES, INITIAL, committed_folders, require
 from hpcfl.types import Vector
 
 _KINDS = {
-    **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "tracker.json"), stat.S_IFREG),
-    **dict.fromkeys((INITIAL, BRANCHES, "buffers.safetensors", "lock"), stat.S_IFREG),
+    **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "lock"), stat.S_IFREG),
+    **dict.fromkeys((INITIAL, BRANCHES, "buffers.safetensors"), stat.S_IFREG),
+    **dict.fromkeys(("wandb.json", "mlflow.json"), stat.S_IFREG),
     **dict.fromkeys(("events", "checkpoints", "stores", "ranks", KEPT), stat.S_IFDIR),
 }
 """The files and folders of a run, by name."""
@@ -79,8 +80,6 @@ class RunDir:
         self.job = root / "job.yaml"
         self.history = root / "history.jsonl"
         self.log = root / "log.jsonl"
-        self.events = root / "events"
-        self.tracker = root / "tracker.json"
         self.initial = root / INITIAL
         self.buffers = root / "buffers.safetensors"
         self.branches = root / BRANCHES

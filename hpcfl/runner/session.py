@@ -29,18 +29,13 @@ from hpcfl.errors import DiskError, HookError, JobError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.io.code_file import short_name
 from hpcfl.io.progress import Progress
-from hpcfl.job.settings import flatten
 from hpcfl.models.flat_vector import frozen_note
 from hpcfl.run_dir.history import outcome_of
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, LogReader, RunLog
+from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
 from hpcfl.run_dir.manifest import Checkpoint
-from hpcfl.run_dir.tensorboard import Events
-from hpcfl.run_dir.trackers import make_tracker, tracked_by
-from hpcfl.run_dir.tracking import Tracking
 from hpcfl.runner.components import Components
 from hpcfl.runner.disk_budget import disk_budget, require_disk_space
-from hpcfl.runner.environment import versions
 from hpcfl.runner.schedule_usage import ScheduleUsage, rows_until_checkpoint, simulate_schedule
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
@@ -51,23 +46,17 @@ class _Outputs(NamedTuple):
     """Log, events and progress, which rank 0 writes, and the evaluation of every rank."""
 
     log: RunLog
-    events: Events | None
-    tracking: Tracking | None
     callbacks: Callbacks
     progress: Progress
     evaluation: Evaluation
 
     def close(self, status: str) -> list[Exception]:
-        """Close all, and return the errors: the tracker has none."""
+        """Close all, and return the errors."""
         failures: list[Exception] = []
-        for file in (self.log, self.events):
-            try:
-                if file is not None:
-                    file.close()
-            except (DiskError, StoreError) as e:
-                failures.append(e)
-        if self.tracking:
-            self.tracking.close(status)
+        try:
+            self.log.close()
+        except (DiskError, StoreError) as e:
+            failures.append(e)
         return [*failures, *self.callbacks.end(status)]
 
 
@@ -205,27 +194,22 @@ class RankSession:
             self._outputs.log.require_in_place()
         self.store.require_in_place()
 
-    # The log, trackers and callbacks.
+    # The log and callbacks.
 
     @contextmanager
-    def recording(self, evaluation: Evaluation, progress: Progress, done: int) -> Iterator[None]:
-        """Open the log, TensorBoard's events, the tracker and callbacks for the block's rounds.
+    def recording(self, evaluation: Evaluation, progress: Progress) -> Iterator[None]:
+        """Open the log and callbacks for the block's rounds.
 
         Args:
             evaluation: gives scores.
             progress: prints lines for the user.
-            done: rounds that are in the log.
 
         Raises:
             DiskError, StoreError: a file cannot be closed; not raised if the rounds failed before.
             HookError: a callback failed at the end; likewise.
         """
-        job, first = self.components.job, self.comm.rank == 0
-        log = RunLog(self.folder.log if first else None)
-        with_events = first and done < job.rounds and job.log.events
-        events = Events(self.folder.events.absolute(), done) if with_events else None
-        tracking = self._tracking(progress)
-        self._outputs = _Outputs(log, events, tracking, self._callbacks, progress, evaluation)
+        log = RunLog(self.folder.log if self.comm.rank == 0 else None)
+        self._outputs = _Outputs(log, self._callbacks, progress, evaluation)
         try:
             yield
         except BaseException as e:
@@ -250,28 +234,6 @@ class RankSession:
         components = self.components
         root, rounds = self.folder.root.absolute(), components.job.rounds
         self._callbacks.start(RunStart(root, components.loaded.tree, done, rounds, self.comm.size))
-
-    def _tracking(self, progress: Progress) -> Tracking | None:
-        """Start the tracker that the job names; on rank 0 alone."""
-        components, folder = self.components, self.folder
-        config = components.job.log.tracking
-        if config is None or self.comm.rank != 0:
-            return None
-        tracking = Tracking(
-            make_tracker(config, folder.root.absolute()),
-            config,
-            folder.tracker.absolute(),
-            progress.note,
-        )
-        settings = {
-            **flatten(components.loaded.tree),
-            "directory": str(folder.root.absolute()),
-            "ranks": self.comm.size,
-            **versions(components.device),
-        }
-        name = config.run or folder.root.absolute().name
-        tracking.start(settings, name, LogReader(folder.log).read())
-        return tracking
 
     @property
     def _open_outputs(self) -> _Outputs:
@@ -303,12 +265,8 @@ class RankSession:
         """
         if self.comm.rank != 0:
             return
-        log, events, tracking, callbacks, progress, _ = self._open_outputs
+        log, callbacks, progress, _ = self._open_outputs
         log.write({**record, OF_RANKS: busy} if busy else record)
-        if events:
-            events.round(record)
-        if tracking:
-            tracking.round(record)
         progress.round(record)
         if callbacks:
             self.comm.progress.phase = "in a callback"
@@ -328,10 +286,6 @@ class RankSession:
             RankError: the ranks' models differ.
             LostFileError: a file or folder of the run is gone.
         """
-        if self._outputs:
-            for output in (self._outputs.events, self._outputs.tracking):
-                if output:
-                    output.flush()
         self.commit_checkpoint(round)
         with raise_collectively(self.comm):
             self.require_in_place()
@@ -410,10 +364,6 @@ class RankSession:
             parts[0] += f", from round {done}"
         if components.missing_weights:
             parts.append(f"model.init left out {', '.join(components.missing_weights)}")
-        if job.log.events:
-            parts.append("TensorBoard reads events/ there")
-        if job.log.tracking is not None:
-            parts.append(f"tracked by {tracked_by(job.log.tracking, self.folder.root)}")
         if self._callbacks:
             parts.append(f"calls {', '.join(self._callbacks.names)}")
         if unscored:

@@ -263,7 +263,6 @@ def _fetch_files(
     Raises:
         JobError, DataError: one cannot be fetched or written.
     """
-    loaded.job.log.check()
     folder.refuse_foreign()
     if kept_files is not None:
         kept_files.write(folder)
@@ -331,7 +330,7 @@ def _run_rounds(session: RankSession, ranks: Ranks, point: StartPoint, signals: 
     with (
         open_progress(folder.root.name, job.rounds, done, comm.rank) as progress,
         record_outcomes(session, done),
-        session.recording(evaluation, progress, done),
+        session.recording(evaluation, progress),
     ):
         progress.note(
             f"{folder.root}: finished, nothing to do" if finished else session.describe(done)

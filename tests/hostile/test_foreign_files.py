@@ -21,7 +21,7 @@ from tests.rundirs import segment
 NEWEST = "checkpoints/00000004"
 NAMES = (
     *("job.yaml", "history.jsonl", "log.jsonl", "initial.npy", "branches.json", "lock"),
-    *("buffers.safetensors", "tracker.json", "events", "kept", "ranks", "ranks/0123abcd"),
+    *("buffers.safetensors", "wandb.json", "events", "kept", "ranks", "ranks/0123abcd"),
     *("checkpoints", NEWEST, f"{NEWEST}/manifest.json", f"{NEWEST}/server.safetensors"),
     *(f"{NEWEST}/rows-0000.npz", f"{NEWEST}/best.safetensors", "stores", "stores/SEGMENT"),
     "checkpoints/00000005",
@@ -87,7 +87,6 @@ def original(tmp_path_factory):
         "evaluate": {"every": 1, "best": True},
         "checkpoint": {"every": 2, "keep": 2},
         "cohort": {"kind": "uniform", "size": 1},
-        "log": {"tensorboard": False},
     }
     (root / "job.yaml").write_text(yaml.safe_dump(job))
     (root / "sweep.yaml").write_text("job: job.yaml\ngrid: {seed: [0]}\n")

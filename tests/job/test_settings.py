@@ -30,7 +30,7 @@ def test_a_section_tells_a_job_from_one_without_it():
 
 def test_keys_are_compared_whole():
     assert not affects_results("store.cache_gib")
-    assert not affects_results("log.tensorboard")
+    assert not affects_results("evaluate.every")
     assert affects_results("store.dtype")
     assert affects_results("rounds")
 

@@ -251,20 +251,17 @@ def test_more_rounds_continue_finished_runs(file, job, tmp_path, hpcfl, refused)
     assert f"rounds: found 5, but 6 are done in {root}/avg-seed0; give rounds=6 or more" in line
 
 
-def test_more_rounds_with_a_section_that_comes_or_goes(file, tmp_path, hpcfl):
-    """A tracker is a section of keys; without one, the key is null."""
+def test_more_rounds_with_a_callback(file, tmp_path, hpcfl):
     root = tmp_path / "out"
-    tracked = "log.tracker={name: trackio, project: p}"
+    called = "callbacks=[tensorboard]"
     sweep = ("sweep", file, "--out", root, "--only", "avg,seed0")
     assert hpcfl(*sweep).code == 0
-    runs = pending_runs(read_sweep(file, ["rounds=6", tracked]), root)
+    runs = pending_runs(read_sweep(file, ["rounds=6", called]), root)
     (changes,) = [run.changes for run in runs if run.action == "resume"]
-    assert {"rounds=6", "log.tracker.name=trackio", "log.tracker.project=p"} <= {*changes}
+    assert {"rounds=6", "callbacks=[tensorboard]"} <= {*changes}
     run = RunDir(root / "avg-seed0")
     request = ResumeRequest.of(run, changes, round=None, verify_states=True, copied=False)
-    assert (
-        request.loaded.tree["log"]["tracker"].items() >= {"name": "trackio", "project": "p"}.items()
-    )
+    assert request.loaded.tree["callbacks"] == ["tensorboard"]
 
 
 def test_a_run_that_chose_its_executor_is_the_sweeps(file, job, tmp_path, hpcfl):

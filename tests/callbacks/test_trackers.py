@@ -8,9 +8,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
 
-from hpcfl.job import schema
-from hpcfl.run_dir import tracking
+from hpcfl.callbacks import tracker
+from hpcfl.engine.callbacks import RunStart
 from tests.forked import finish
 
 
@@ -35,7 +36,7 @@ class Service:
 
 
 class Logger:
-    """A run of wandb or of trackio."""
+    """A run of wandb."""
 
     def __init__(self, service, id):
         self.service, self.id = service, id
@@ -55,16 +56,6 @@ def wandb(service):
         return Logger(service, id)
 
     return {"wandb": {"init": init, "Settings": dict}}
-
-
-def trackio(service):
-    def init(*, project, name, config, resume, embed, auto_log_gpu, auto_log_cpu):
-        assert (project, resume, embed) == ("hpcfl", "allow", False)
-        sys.stdout.write("* Trackio project initialized\n")
-        service.begin(name, name.rpartition("-")[0], config)
-        return Logger(service, name)
-
-    return {"trackio": {"init": init}}
 
 
 class MlflowClient:
@@ -134,12 +125,12 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("package", [wandb, mlflow, trackio], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("package", [wandb, mlflow], ids=lambda p: p.__name__)
 def test_every_round_once(job, hpcfl, run, install, package):
     service, name = install(package), package.__name__
-    done = hpcfl("run", job, f"log.tracker={name}", "rounds=3", "checkpoint.every=1", "--out", run)
+    done = hpcfl("run", job, f"callbacks=[{name}]", "rounds=3", "checkpoint.every=1", "--out", run)
     assert done.code == 0
-    assert any(f"tracked by {name}" in line for line in done.err)
+    assert any(f"calls {name}" in line for line in done.err)
     assert not done.out
     ((id, tracked),) = service.runs.items()
     assert service.steps(id) == [1, 2, 3]
@@ -158,21 +149,21 @@ def test_every_round_once(job, hpcfl, run, install, package):
     assert tracked["ends"] == ["FINISHED", "FINISHED"]
     if package is mlflow:  # whose parameters stay as they were
         assert (tracked["config"]["rounds"], service.tags["rounds"]) == ("3", "5")
-    assert json.loads((run / "tracker.json").read_text())["id"] == id
+    assert json.loads((run / f"{name}.json").read_text())["id"] == id
 
 
 def test_a_section_names_project_and_run(job, hpcfl, run, install):
     service = install(mlflow)
-    section = "log.tracker={name: mlflow, project: thesis, run: first}"
+    section = "callbacks=[{name: mlflow, project: thesis, run: first}]"
     assert hpcfl("run", job, section, "--out", run).code == 0
     assert [tracked["name"] for tracked in service.runs.values()] == ["first"]
-    assert json.loads((run / "tracker.json").read_text())["project"] == "thesis"
+    assert json.loads((run / "mlflow.json").read_text())["project"] == "thesis"
 
 
 def test_a_copy_and_a_branch_are_other_runs(job, hpcfl, run, install, tmp_path):
     """They begin with the rounds that they share with the original."""
     service = install(wandb)
-    settings = ("log.tracker=wandb", "checkpoint.every=1", "checkpoint.keep=9", "--out", run)
+    settings = ("callbacks=[wandb]", "checkpoint.every=1", "checkpoint.keep=9", "--out", run)
     assert hpcfl("run", job, *settings).code == 0
     assert hpcfl("resume", run, "--round", "2", "--out", tmp_path / "copy").code == 0
     branch = ("resume", run, "local.lr=0.05", "--round", "2", "--out", tmp_path / "branch")
@@ -182,10 +173,10 @@ def test_a_copy_and_a_branch_are_other_runs(job, hpcfl, run, install, tmp_path):
 
 
 def test_a_finished_run_can_be_sent(job, hpcfl, run, install):
-    service = install(trackio)
+    service = install(mlflow)
     assert hpcfl("run", job, "--out", run).code == 0
     assert not service.runs
-    assert hpcfl("resume", run, "log.tracker=trackio").code == 0
+    assert hpcfl("resume", run, "callbacks=[mlflow]").code == 0
     assert [service.steps(id) for id in service.runs] == [[1, 2, 3, 4]]
 
 
@@ -200,10 +191,10 @@ def test_a_failure_is_one_line_and_the_next_start_sends_the_rest(
             raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(service, "fail", fail)
-    done = hpcfl("run", job, "log.tracker=mlflow", "--out", run)
+    done = hpcfl("run", job, "callbacks=[mlflow]", "--out", run)
     assert done.code == 0
     (line,) = [line for line in done.err if "warning" in line]
-    assert "log.tracker: mlflow: ConnectionError: no route to host; the run continues" in line
+    assert "callbacks: mlflow: ConnectionError: no route to host; the run continues" in line
     log = (run / "log.jsonl").read_bytes()
     monkeypatch.setattr(service, "fail", lambda point: None)
     done = hpcfl("resume", run)
@@ -217,72 +208,106 @@ def test_a_failure_is_one_line_and_the_next_start_sends_the_rest(
 def test_a_tracker_that_hangs(job, hpcfl, run, install, monkeypatch):
     service, answered = install(wandb), threading.Event()
     monkeypatch.setattr(service, "fail", lambda point: answered.wait())
-    monkeypatch.setattr(tracking, "FINISH_S", 0.01)
-    done = hpcfl("run", job, "log.tracker=wandb", "--out", run)
+    monkeypatch.setattr(tracker, "FINISH_S", 0.01)
+    done = hpcfl("run", job, "callbacks=[wandb]", "--out", run)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "tracker"]
     answered.set()
     thread.join()
     assert done.code == 0
     (line,) = [line for line in done.err if "warning" in line]
-    assert "log.tracker: wandb: it has not taken all within 0.01 s" in line
+    assert "callbacks: wandb: it has not taken all within 0.01 s" in line
 
 
-def test_a_tracker_that_does_not_answer_is_left(tmp_path):
+def test_a_tracker_that_does_not_answer_is_left(tmp_path, capsys, monkeypatch):
     """The rounds that wait for it do not fill the memory."""
-    answered, lines = threading.Event(), []
-    stuck = SimpleNamespace(start=lambda *_: answered.wait() and "id", end=lambda _: None)
-    config = schema.TrackerConfig(name="wandb")
-    sent = tracking.Tracking(stuck, config, tmp_path / "tracker.json", lines.append)
-    sent.start({}, "run", [])
+    answered = threading.Event()
+    monkeypatch.setattr(tracker, "_WAITING", 9)
+    for name in ("log.jsonl", "history.jsonl"):
+        (tmp_path / name).touch()
+
+    class Stuck(tracker.Tracker):
+        name = "stuck"
+
+        def begin(self, run, config, name, known):
+            answered.wait()
+            return "id"
+
+        def finish(self, status):
+            pass
+
+    stuck = Stuck()
+    stuck.start(RunStart(tmp_path, {}, 0, 100, 1))
     for round in range(100):
-        sent.round({"round": round})
-        sent.flush()
-    sent.close("finished")
+        stuck.round({"round": round})
+    assert not stuck._rows
+    stuck.end("finished")
     answered.set()
-    (line,) = lines
-    assert "wandb: it does not answer; the run continues without it" in line
-    assert not sent._rows
-    assert sent._queue.qsize() < 70
+    stuck._thread.join()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "stuck: it does not answer; the run continues without it" in line
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"id": 3}'])
 def test_a_damaged_file_begins_another_run(job, hpcfl, run, install, content):
     service = install(wandb)
-    assert hpcfl("run", job, "log.tracker=wandb", "--out", run).code == 0
-    (run / "tracker.json").write_text(content)
+    assert hpcfl("run", job, "callbacks=[wandb]", "--out", run).code == 0
+    (run / "wandb.json").write_text(content)
     done = hpcfl("resume", run)
     (line,) = [line for line in done.err if "warning" in line]
-    assert "tracker.json" in line
+    assert "wandb.json" in line
     assert "wandb gets another run" in line
     assert [service.steps(id) for id in service.runs] == [[1, 2, 3, 4]] * 2
 
 
 def test_without_the_package(job, refused, run, monkeypatch):
     monkeypatch.setattr("hpcfl.packages.find_spec", lambda name: None)
-    line = refused("run", job, "log.tensorboard=false", "log.tracker=mlflow", "--out", run)
-    assert "log.tracker: found mlflow, but no package mlflow; say `pip install mlflow-" in line
+    line = refused("run", job, "callbacks=[mlflow]", "--out", run)
+    assert "callbacks.0: found mlflow, but no package mlflow; say `pip install mlflow-" in line
     assert not run.exists()
 
 
 def test_a_tracker_that_hpcfl_does_not_know(job, refused):
-    assert "log.tracker: found 'neptune', expected 'wandb', 'mlflow' or 'trackio'" in refused(
-        "check", job, "log.tracker=neptune"
-    )
+    line = refused("check", job, "callbacks=[wandbb]")
+    assert "callbacks.0: found 'wandbb', expected mlflow, tensorboard, wandb or a dotted" in line
+    assert line.endswith("did you mean wandb?")
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("log.tensorboard=true", "log.tensorboard: is no key any more; say callbacks: [tensorb"),
+        ("log.tracker=wandb", "log.tracker: is no key any more; say callbacks: [wandb] or"),
+        ("log.tracker={name: mlflow}", "log.tracker: is no key any more; say callbacks: [wandb]"),
+    ],
+)
+def test_keys_of_earlier_versions(job, refused, old, new):
+    assert new in refused("check", job, old)
+
+
+def test_keys_of_earlier_versions_that_ask_for_nothing(job, hpcfl, run):
+    """As every run of an earlier version has them in its job.yaml."""
+    old = ("log.tensorboard=auto", "log.tracker=null")
+    assert hpcfl("run", job, *old, "--out", run).code == 0
+    assert "log" not in yaml.safe_load((run / "job.yaml").read_text())
 
 
 FAKE = """\
 import os
 from pathlib import Path
 
+Settings = dict
+
 def init(**given):
     file = Path(os.environ["TOLD"]).open("a")
     file.write(f"began in {os.environ['RANK']}\\n")
 
     class Run:
+        id = "one"
+
         def log(self, values, step):
             file.write(f"{step}\\n")
 
-        def finish(self):
+        def finish(self, exit_code):
             file.close()
 
     return Run()
@@ -290,11 +315,11 @@ def init(**given):
 
 
 def test_of_two_ranks_the_first_alone_sends(job, run, tmp_path):
-    (tmp_path / "trackio.py").write_text(FAKE)
-    (tmp_path / "trackio-1.0.dist-info").mkdir()  # as if it were installed there
-    (tmp_path / "trackio-1.0.dist-info/RECORD").write_text("trackio.py,,\n")
+    (tmp_path / "wandb.py").write_text(FAKE)
+    (tmp_path / "wandb-1.0.dist-info").mkdir()  # as if it were installed there
+    (tmp_path / "wandb-1.0.dist-info/RECORD").write_text("wandb.py,,\n")
     env = {"PYTHONPATH": str(tmp_path), "TOLD": str(tmp_path / "told")}
-    done = finish(2, "run", job, "log.tracker=trackio", "--out", run, env=env)
+    done = finish(2, "run", job, "callbacks=[wandb]", "--out", run, env=env)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "told").read_text().split("\n") == ["began in 0", *"01234", ""]
 
@@ -304,7 +329,7 @@ def test_the_files_of_mlflow(job, hpcfl, run, monkeypatch):
     client = pytest.importorskip("mlflow", reason="mlflow is not installed").MlflowClient
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    assert hpcfl("run", job, "log.tracker=mlflow", "--out", run).code == 0
+    assert hpcfl("run", job, "callbacks=[mlflow]", "--out", run).code == 0
     assert hpcfl("resume", run, "--round", "2", "rounds=6").code == 0
     found = client(tracking_uri=(run / "mlruns").as_uri())
     experiment = found.get_experiment_by_name("hpcfl").experiment_id
@@ -322,18 +347,7 @@ def test_the_files_of_wandb(job, hpcfl, run, monkeypatch):
     """By the real package."""
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    assert hpcfl("run", job, "log.tracker=wandb", "--out", run).code == 0
-    id = json.loads((run / "tracker.json").read_text())["id"]
+    assert hpcfl("run", job, "callbacks=[wandb]", "--out", run).code == 0
+    id = json.loads((run / "wandb.json").read_text())["id"]
     (file,) = (run / "wandb").glob(f"offline-run-*/run-{id}.wandb")
     assert b"test_accuracy" in file.read_bytes()
-
-
-def test_the_points_of_trackio(job, hpcfl, run, monkeypatch, tmp_path):
-    """By the real package, in a folder of its own."""
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "points"))
-    storage = pytest.importorskip("trackio.sqlite_storage", reason="trackio is not installed")
-    assert hpcfl("run", job, "log.tracker=trackio", "--out", run).code == 0
-    assert hpcfl("resume", run, "--round", "2", "rounds=6").code == 0
-    id = json.loads((run / "tracker.json").read_text())["id"]
-    logs = storage.SQLiteStorage.get_logs("hpcfl", id)
-    assert [log["step"] for log in logs if "score/train_loss" in log] == [1, 2, 3, 4, 5, 6]

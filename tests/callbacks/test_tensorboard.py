@@ -5,11 +5,14 @@ import os
 
 import pytest
 
+from hpcfl.callbacks.tensorboard import TensorBoard
+from hpcfl.engine.callbacks import RunStart
 from hpcfl.run_dir.log import RunLog
-from hpcfl.run_dir.tensorboard import Events
 
 pytest.importorskip("tensorboard", reason="events need the package tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+SHOWN = "callbacks=[tensorboard]"
 
 
 def read(run):
@@ -36,7 +39,7 @@ def pairs(scalars):
 
 
 def test_the_events_are_the_log(job, hpcfl, tmp_path):
-    assert hpcfl("run", job, "--out", tmp_path / "run").code == 0
+    assert hpcfl("run", job, SHOWN, "--out", tmp_path / "run").code == 0
     found = read(tmp_path / "run")
     for tag, key in (
         ("score/train_loss", "train_loss"),
@@ -49,46 +52,40 @@ def test_the_events_are_the_log(job, hpcfl, tmp_path):
 
 def test_rounds_that_a_resume_takes_back_are_forgotten(job, hpcfl, tmp_path):
     run = tmp_path / "run"
-    assert hpcfl("run", job, "--out", run).code == 0
+    assert hpcfl("run", job, SHOWN, "--out", run).code == 0
     assert hpcfl("resume", run, "--round", "2").code == 0
     assert len(list((run / "events").iterdir())) == 2
     assert pairs(read(run)["score/train_loss"]) == from_log(run, "train_loss")
     assert [step for step, _ in pairs(read(run)["score/train_loss"])] == [1, 2, 3, 4]
 
 
-def test_no_events_where_nothing_is_to_be_done(job, hpcfl, tmp_path):
+def test_a_start_writes_all_rounds_of_the_log(job, hpcfl, tmp_path):
+    """Also of a run that had no events before, and of one that is finished."""
     run = tmp_path / "run"
     assert hpcfl("run", job, "--out", run).code == 0
+    assert not (run / "events").exists()
+    assert hpcfl("resume", run, "--round", "2", SHOWN, "rounds=5").code == 0
+    assert pairs(read(run)["score/train_loss"]) == from_log(run, "train_loss")
+    assert [step for step, _ in pairs(read(run)["score/train_loss"])] == [1, 2, 3, 4, 5]
     assert hpcfl("resume", run).code == 0
-    assert len(list((run / "events").iterdir())) == 1
+    assert pairs(read(run)["score/train_loss"]) == from_log(run, "train_loss")
 
 
-@pytest.mark.parametrize("asked, written", [("auto", True), ("true", True), ("false", False)])
-def test_events_may_be_left_out(job, hpcfl, tmp_path, asked, written):
-    done = hpcfl("run", job, f"log.tensorboard={asked}", "--out", tmp_path / "run")
-    assert (tmp_path / "run" / "events").exists() == written
-    assert any("TensorBoard reads events/" in line for line in done.err) == written
-
-
-def test_without_the_package(job, hpcfl, refused, tmp_path, monkeypatch):
+def test_without_the_package(job, refused, tmp_path, monkeypatch):
     monkeypatch.setattr("hpcfl.packages.find_spec", lambda name: None)
-    assert hpcfl("run", job, "--out", tmp_path / "run").code == 0
-    assert not (tmp_path / "run" / "events").exists()
-    line = refused("run", job, "log.tensorboard=true", "--out", tmp_path / "other")
-    assert "log.tensorboard: found true, but no package tensorboard" in line
-    assert not (tmp_path / "other").exists()
-
-
-def test_a_word_that_is_none_of_three(job, refused):
-    assert "log.tensorboard: found 'on', expected" in refused("check", job, "log.tensorboard='on'")
+    line = refused("run", job, SHOWN, "--out", tmp_path / "run")
+    assert "callbacks.0: found tensorboard, but no package tensorboard; say `pip inst" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_line_cut_short_hides_nothing_before_it(tmp_path):
     """As kill -9 leaves a file."""
-    written = Events(tmp_path / "events", 0)
+    (tmp_path / "log.jsonl").touch()
+    written = TensorBoard()
+    written.start(RunStart(tmp_path, {}, 0, 3, 1))
     for t in range(3):
         written.round({"round": t, "train_loss": 0.5})
-    written.close()
+    written.end("finished")
     (file,) = (tmp_path / "events").iterdir()
     os.truncate(file, file.stat().st_size - 5)
     assert pairs(read(tmp_path)["score/train_loss"]) == [(0, 0.5), (1, 0.5)]
@@ -96,20 +93,20 @@ def test_a_line_cut_short_hides_nothing_before_it(tmp_path):
 
 def test_the_first_failure_is_told_where_the_events_fail_too(job, hpcfl, tmp_path, monkeypatch):
     """The disk is full for both files; what ended the rounds is the log's line."""
-    write, init = RunLog.write, Events.__init__
+    write, start = RunLog.write, TensorBoard.start
 
     def full_log(log, record):
         if record["round"] == 2:
             fill(log._file.fileno())
         write(log, record)
 
-    def full_events(self, folder, done):
-        init(self, folder, done)
+    def full_events(self, run):
+        start(self, run)
         fill(self._file.fileno())
 
     monkeypatch.setattr(RunLog, "write", full_log)
-    monkeypatch.setattr(Events, "__init__", full_events)
-    done = hpcfl("run", job, "checkpoint.every=100", "--out", tmp_path / "run")
+    monkeypatch.setattr(TensorBoard, "start", full_events)
+    done = hpcfl("run", job, SHOWN, "checkpoint.every=100", "--out", tmp_path / "run")
     assert done.code == 74
     (line,) = [line for line in done.err if "Error" in line]
     assert f"{tmp_path}/run/log.jsonl: cannot be written: No space left on device" in line
@@ -117,15 +114,14 @@ def test_the_first_failure_is_told_where_the_events_fail_too(job, hpcfl, tmp_pat
 
 def test_a_disk_that_is_full(job, hpcfl, tmp_path, monkeypatch):
     """One line, as where log.jsonl cannot be written."""
-    init = Events.__init__
+    start = TensorBoard.start
 
-    def full(self, folder, done):
-        init(self, folder, done)
-        self._file.close()
-        self._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0)
+    def full(self, run):
+        start(self, run)
+        fill(self._file.fileno())
 
-    monkeypatch.setattr(Events, "__init__", full)
-    done = hpcfl("run", job, "--out", tmp_path / "run")
+    monkeypatch.setattr(TensorBoard, "start", full)
+    done = hpcfl("run", job, SHOWN, "--out", tmp_path / "run")
     assert done.code == 74
     (line,) = [line for line in done.err if "Error" in line]
     assert f"{tmp_path}/run/events/events.out.tfevents." in line
