@@ -24,7 +24,6 @@ import fcntl
 import io
 import json
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
@@ -42,7 +41,7 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.code_file import KEPT
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
-from hpcfl.io.lock import lock_now
+from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
 from hpcfl.job.resume_rules import immutable_changes, job_fingerprint
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
@@ -264,17 +263,15 @@ class RunDir:
             message = f"{self.lock_file}: cannot be opened: {e.strerror}"
             raise file_error(e, message, JobError) from e
         try:
-            lock_now(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            unlocked = lock_now(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         except BlockingIOError as e:
             os.close(fd)
             raise self._occupied(holder) from e
-        except OSError as e:
+        if unlocked:
             if are_written(self.ranks):
                 os.close(fd)
-                raise self._occupied(holder) from e
-            text = f"{self.lock_file}: no locks on this file system ({e.strerror}): only "
-            text += "heartbeats keep a second run out of the directory, and not at the start"
-            warnings.warn(text, stacklevel=2)
+                raise self._occupied(holder) from unlocked
+            warn_of_no_locks(str(unlocked.strerror))
         self._lock = fd
 
     def _occupied(self, holder: str) -> JobError:
@@ -313,14 +310,12 @@ class RunDir:
             return False
         try:
             # A shared lock for a moment: a run that starts right now tries again (``lock_now``).
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            unlocked = lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # a file system without locks
-            return are_written(self.ranks)
         finally:
             os.close(fd)
-        return False
+        return bool(unlocked) and are_written(self.ranks)
 
     def job_text(self, tree: Mapping[str, Any]) -> bytes:
         """The content of job.yaml for a job; files of the directory are named relative to it."""

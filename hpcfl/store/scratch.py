@@ -19,7 +19,7 @@ from zlib import crc32
 
 from hpcfl.errors import HpcflError
 from hpcfl.io.atomic import write_errors
-from hpcfl.io.lock import leads_to, locked
+from hpcfl.io.lock import leads_to, lock, locked
 from hpcfl.store.base import ClientStore
 from hpcfl.store.hdf5 import Hdf5Store, PinnedState
 from hpcfl.store.row_table import Table
@@ -165,22 +165,20 @@ def _suffix() -> str:
     return f".{socket.gethostname()}.lock"
 
 
-def _hold(lock: Path) -> int | None:
+def _hold(path: Path) -> int | None:
     """Make and lock a file; return its descriptor, or None where there are no locks."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):  # the folder was empty, and another process removed it
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            except OSError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            if lock(fd, fcntl.LOCK_EX):
                 os.close(fd)
-                lock.unlink()  # without it nobody removes the folder
+                path.unlink()  # without it nobody removes the folder
                 return None
-            if leads_to(lock, fd):
+            if leads_to(path, fd):
                 return fd
             os.close(fd)  # another process found it unlocked, and has removed it
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(lock))
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def _remove_other_sessions(root: Path, session_id: str) -> None:
@@ -196,11 +194,11 @@ def _remove_other_sessions(root: Path, session_id: str) -> None:
 
 def _is_alive(session: Path) -> bool:
     """Whether a process that this host knows holds the lock of a folder of a session."""
-    for lock in session.glob("*/*.lock"):
+    for path in session.glob("*/*.lock"):
         with suppress(OSError):  # another rank has removed it
-            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
             finally:
@@ -213,14 +211,13 @@ def _remove_unlocked(disk: Path) -> None:
     locks: list[Path] = []
     with suppress(OSError):  # another process may be removing some of them
         locks += disk.glob(f"hpcfl-*-????????/*/*/*{_suffix()}")
-    for lock in locks:
-        with suppress(OSError):
-            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    for path in locks:
+        with suppress(OSError):  # it is held, or gone
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                # Fails where it is held, and where the file system has no locks.
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if leads_to(lock, fd) and os.fstat(fd).st_uid == os.geteuid():
-                    _remove(lock)
+                held = lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB) is None
+                if held and leads_to(path, fd) and os.fstat(fd).st_uid == os.geteuid():
+                    _remove(path)
             finally:
                 os.close(fd)
 

@@ -102,6 +102,10 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(path, schema):
     Segment.open(path, schema, "r+").close()
 
 
+def test_a_file_system_without_locks_keeps_no_writer_out(path, schema, no_locks):
+    Segment.open(path, schema, "r+").close()
+
+
 def test_a_look_at_the_lock_keeps_no_writer_out(path, schema, monkeypatch):
     """As slurm/run.sh looks whether ranks of an earlier start are alive."""
     with path.open("rb") as look:
