@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hpcfl import signals
 from hpcfl.cli.parser import parser
 from hpcfl.errors import (
+    DiskError,
     HpcflError,
     JobError,
     RankError,
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command not in ("run", "resume"):  # runs install their own handlers
             signals.raise_on_interrupt()
+        _require_current_directory()
         _run_command(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -73,6 +75,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = "an argument" if e.filename is None else os.fsdecode(e.filename)
         return _print_hpcfl_error(JobError(f"{where}: {e.strerror}; choose another name"))
     return 0
+
+
+def _require_current_directory() -> None:
+    """Refuse to begin in a directory that was deleted, where torch's MKL ends the process itself.
+
+    Raises:
+        DiskError: it was.
+    """
+    try:
+        Path.cwd()
+    except OSError as e:
+        message = f"the current directory cannot be found ({e.strerror}); change to another"
+        raise DiskError(message) from e
 
 
 def _run_command(options: argparse.Namespace) -> None:
