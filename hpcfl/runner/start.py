@@ -12,6 +12,7 @@ same on every rank, in this order:
     run the rounds               hpcfl.engine.loop
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from torch import nn
 from hpcfl.checkpoint import buffers
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import from_rank_0, group, raise_collectively
+from hpcfl.comm.launcher import restarts
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
@@ -110,7 +112,8 @@ def start(
     Args:
         loaded: the checked job.
         out: the run directory; runs/NAME when absent.
-        continued: resume where the directory holds a checkpoint of this job.
+        continued: resume where the directory holds a checkpoint of this job; so does a start by
+            which torchrun repeats one that failed (``--max-restarts``).
         kept_files: files that the job names in the run directory, to be written there.
         callbacks: objects beside those that the job names.
 
@@ -119,6 +122,7 @@ def start(
         DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
     """
     folder = RunDir(out or RUNS / loaded.name)
+    continued = continued or restarts(os.environ) != "0"
     set_resumable(folder.root if continued else None)
     return _run(loaded, folder, continued=continued, kept_files=kept_files, callbacks=callbacks)
 
