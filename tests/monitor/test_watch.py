@@ -7,11 +7,9 @@ import os
 import pty
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import termios
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from hpcfl.report.text_plot import text_plot
 from hpcfl.run_dir import log as runlog
 from hpcfl.run_dir.log import LogReader
 from tests.rundirs import cut_log, log_of, resolved
+from tests.signals import not_ignored
 
 ROOT = Path(__file__).parents[2]
 
@@ -226,13 +225,12 @@ def test_a_key_leaves_the_page(run, key):
     settings[3] |= termios.NOFLSH  # or Ctrl-C throws away what is said right after it
     termios.tcsetattr(theirs, termios.TCSANOW, settings)
     command = [sys.executable, "-m", "hpcfl", "watch", run]
-    # A session of its own, whose terminal this is: Ctrl-C becomes a signal, which a process in the
-    # background would have been told to ignore.
-    child = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", *command], stdin=theirs, stdout=theirs, stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)},
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    # A session of its own, whose terminal this is: Ctrl-C becomes a signal.
+    with not_ignored():
+        child = subprocess.Popen(
+            ["setsid", "--ctty", "--wait", *command], stdin=theirs, stdout=theirs, stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
     os.close(theirs)
     said, sent = b"", False
     try:
