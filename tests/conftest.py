@@ -73,11 +73,11 @@ def hpcfl(capsys, determinism):
 
 @pytest.fixture
 def refused(hpcfl):
-    """Run a command that must fail with exit code 2 and one line, and return the line."""
+    """Run a command that must fail with exit code 2, or another, and one line; return the line."""
 
-    def run(*arguments):
+    def run(*arguments, code=2):
         done = hpcfl(*arguments)
-        assert done.code == 2, done.err
+        assert done.code == code, done.err
         assert len(done.err) == 1, done.err
         assert not done.out
         return done.err[0]

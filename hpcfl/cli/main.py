@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
         74 a file cannot be written or read because a disk is full, over its quota, read-only or
-        fails, 75 stopped by a signal with a checkpoint, 130 by Ctrl-C without one, 1 anything else.
+        fails, 75 stopped by a signal with a checkpoint or another process is alive in the
+        directory, 130 by Ctrl-C without one, 1 anything else.
     """
     reader = parser()
     options, rest = reader.parse_known_args(arguments)

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from hpcfl.comm.heartbeat import are_written
-from hpcfl.errors import DataError, JobError, StoreError, file_error
+from hpcfl.errors import REPEAT, DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum
 from hpcfl.io.atomic import write_file
 from hpcfl.io.code_file import KEPT
@@ -91,8 +91,12 @@ class RunDir:
         while self._held_paths:
             self._held_paths.pop().close()
 
-    def claim(self, tree: dict[str, Any]) -> None:
+    def claim(self, tree: dict[str, Any], *, continued: bool = False) -> None:
         """Make and lock the directory for a new run of the job ``tree``; on rank 0 alone.
+
+        Args:
+            tree: the resolved job.
+            continued: whether the start would have resumed a run of it, if it had found one.
 
         Raises:
             JobError: it cannot be written, holds a run or a sweep already, lies in a run, or is
@@ -127,7 +131,9 @@ class RunDir:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
                     f"`hpcfl resume {self.root}` (from Python: continued=True), or remove the "
-                    "directory to start again"
+                    "directory to start again",
+                    # Another start was quicker, and has ended.
+                    exit_code=REPEAT if continued else None,
                 )
         write_file(self.job, content)
 
@@ -275,7 +281,17 @@ class RunDir:
         self._lock = fd
 
     def _occupied(self, holder: str) -> JobError:
-        return JobError(f"{self.root}: {holder} is alive in this directory; wait for it or stop it")
+        message = f"{self.root}: {holder} is alive in this directory; wait for it or stop it"
+        return JobError(message, exit_code=REPEAT)
+
+    def require_unlocked(self) -> None:
+        """Refuse a directory that a run uses.
+
+        Raises:
+            JobError: one does.
+        """
+        if self.is_locked():
+            raise self._occupied("a run")
 
     def hold_open(self) -> None:
         """Open the files that a resume needs, to notice if they are deleted; on rank 0 alone.

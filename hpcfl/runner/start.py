@@ -251,7 +251,7 @@ def _run(
             elif resumed:
                 point = resume_latest(session)
             else:
-                point = start_fresh(session)
+                point = start_fresh(session, continued=continued)
             # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
             signals.latch_interrupt = True
             x = _run_rounds(session, ranks, point, signals)
@@ -285,8 +285,12 @@ def _has_checkpoint(folder: RunDir) -> bool:
     return folder.has_checkpoint
 
 
-def start_fresh(session: RankSession) -> StartPoint:
+def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
     """Collective: make the run directory, and commit the checkpoint of round 0.
+
+    Args:
+        session: of this rank.
+        continued: see ``RunDir.claim``.
 
     Raises:
         JobError: the directory cannot be written, or holds a run.
@@ -296,7 +300,7 @@ def start_fresh(session: RankSession) -> StartPoint:
     with raise_collectively(session.comm):
         if session.comm.rank == 0:
             session.require_clients()
-            folder.claim(components.loaded.tree)
+            folder.claim(components.loaded.tree, continued=continued)
             session.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)
             # A start that died before its first checkpoint may have left files.

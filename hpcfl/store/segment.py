@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.errors import DiskError, HpcflError, StoreError, file_error
+from hpcfl.errors import REPEAT, DiskError, HpcflError, StoreError, file_error
 from hpcfl.io.atomic import PART, write_errors
 from hpcfl.io.live_files import check_in_place
 from hpcfl.io.lock import lock_now
@@ -207,5 +207,6 @@ def _lock(path: Path, fd: int) -> None:
         os.close(fd)
         raise StoreError(
             f"{path}: another process has it open for writing; "
-            "is another run using this directory? Stop it, then resume"
+            "is another run using this directory? Stop it, then resume",
+            exit_code=REPEAT,
         ) from error
