@@ -311,10 +311,15 @@ class RankError(HpcflError):
     """Ranks cannot connect, were lost, or differ in a value that must be the same on all."""
 
 
+REPEAT = 75
+"""The exit code of a command that is to be given again: it was stopped, or must wait for another
+process.  EX_TEMPFAIL of sysexits.h; ``hpcfl.cli.batch`` has such a job requeued."""
+
+
 class Stopped(HpcflError):
     """A signal asked the run to stop; a checkpoint was written and the job may be requeued."""
 
-    exit_code = 75
+    exit_code = REPEAT
     collective = True
 
 

@@ -1,6 +1,8 @@
 """The command line in this process, and a small job for it."""
 
+import errno
 import fcntl
+import os
 import signal
 import threading
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from hpcfl.cli.main import main
+from hpcfl.io.lock import warn_of_no_locks
 from hpcfl.signals import SAVE, STOP
 
 torch.set_num_threads(1)
@@ -70,11 +73,11 @@ def hpcfl(capsys, determinism):
 
 @pytest.fixture
 def refused(hpcfl):
-    """Run a command that must fail with exit code 2 and one line, and return the line."""
+    """Run a command that must fail with exit code 2, or another, and one line; return the line."""
 
-    def run(*arguments):
+    def run(*arguments, code=2):
         done = hpcfl(*arguments)
-        assert done.code == 2, done.err
+        assert done.code == code, done.err
         assert len(done.err) == 1, done.err
         assert not done.out
         return done.err[0]
@@ -118,3 +121,21 @@ def waiting(monkeypatch):
 
     monkeypatch.setattr("hpcfl.io.lock.fcntl.flock", told)
     return event
+
+
+# ENOLCK: NFS without its daemon; ENOSYS: Lustre mounted so; 524, the kernel's ENOTSUPP: Cray DVS.
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EINVAL, 524], ids=errno.errorcode.get)
+def no_locks(request, monkeypatch):
+    """All file systems are without locks, until it is called with False."""
+    flock = fcntl.flock
+
+    def refuse(*arguments):
+        raise OSError(request.param, os.strerror(request.param))
+
+    def switch(without):
+        monkeypatch.setattr("fcntl.flock", refuse if without else flock)
+
+    warn_of_no_locks.cache_clear()
+    switch(True)
+    yield switch
+    warn_of_no_locks.cache_clear()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from hpcfl import signals
 from hpcfl.cli.parser import GONE, parser
 from hpcfl.errors import (
+    DiskError,
     HpcflError,
     JobError,
     RankError,
@@ -58,12 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 the job, the arguments or the files are wrong, 3 diverged,
         74 a file cannot be written or read because a disk is full, over its quota, read-only or
-        fails, 75 stopped by a signal with a checkpoint, 130 by Ctrl-C without one, 1 anything else.
+        fails, 75 stopped by a signal with a checkpoint or another process is alive in the
+        directory, 130 by Ctrl-C without one, 1 anything else.
     """
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         if options.command not in ("run", "resume"):  # runs install their own handlers
             signals.raise_on_interrupt()
+        _require_current_directory()
         _run_command(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -97,6 +100,19 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if rest:  # overrides that stand after an option
         options.overrides += rest
     return options
+
+
+def _require_current_directory() -> None:
+    """Refuse to begin in a directory that was deleted, where torch's MKL ends the process itself.
+
+    Raises:
+        DiskError: it was.
+    """
+    try:
+        Path.cwd()
+    except OSError as e:
+        message = f"the current directory cannot be found ({e.strerror}); change to another"
+        raise DiskError(message) from e
 
 
 def _run_command(options: argparse.Namespace) -> None:

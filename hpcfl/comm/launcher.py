@@ -48,6 +48,11 @@ def detect(environ: Mapping[str, str]) -> Launch:
     return Launch(0, 1, 0, "none")
 
 
+def restarts(environ: Mapping[str, str]) -> str:
+    """How often torchrun has started these ranks again after one failed: "0", "1", ..."""
+    return environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdigit() and int(step) < _FIRST_SPECIAL_STEP and "SLURM_PROCID" in environ

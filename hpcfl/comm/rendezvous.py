@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 # torch exports TCPStore, but its stubs do not say so.
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-from hpcfl.comm.launcher import Launch
+from hpcfl.comm.launcher import Launch, restarts
 from hpcfl.comm.load_mpi import load_mpi
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
@@ -194,7 +194,7 @@ def _wait_for_all(
     Raises:
         RankError: a rank does not connect in time, has another backend, or rank 0 has ended.
     """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
+    attempt = restarts(os.environ)  # torchrun keeps the store
     run = next(_RENDEZVOUS)  # several runs of a process use one store
     met = f"hpcfl/{attempt}/met/{run}"
     here = [f"hpcfl/{attempt}/here/{run}/{rank}" for rank in range(launch.size)]

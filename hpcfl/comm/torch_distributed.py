@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hpcfl.comm.base import P2PMessage
-from hpcfl.comm.launcher import Launch
+from hpcfl.comm.launcher import Launch, restarts
 from hpcfl.comm.rendezvous import INTERFACE, POLL_S, meet
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import JobError, RankError
@@ -46,7 +46,7 @@ class _ProcessGroup:
         self._rendezvous = meet(launch, self.backend, timeout_s)
         # Keys of this group alone: torchrun keeps the store when it starts ranks again, and a
         # process that does several runs keeps it, too.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        attempt = restarts(os.environ)
         self._store = PrefixStore(f"hpcfl/{attempt}/{next(_GROUPS)}", self._rendezvous.store)
         self.rank, self.size = launch.rank, launch.size
         self.local_rank = self._rendezvous.local_rank

@@ -9,15 +9,15 @@ import errno
 import fcntl
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from hpcfl.errors import DataError, file_error
 from hpcfl.io.regular import open_fd
 
-NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
-"""The errors of a file system without locks."""
 RETRIES = 3  # another process may hold the lock briefly, only to test whether it is held
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -45,65 +45,95 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
     Raises:
         DataError: another process holds the lock, or the lock file cannot be made.
     """
-    lock = path.with_name(path.name + ".lock")
-    absent = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
+    file = path.with_name(path.name + ".lock")
+    absent = [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
     try:
-        fd = _take(lock, busy is None)
+        fd = _take(file, busy is None)
     except BlockingIOError as error:
         raise DataError(busy or str(error)) from error
     except OSError as error:
-        raise file_error(error, f"{lock}: cannot be made: {error.strerror}", DataError) from error
+        raise file_error(error, f"{file}: cannot be made: {error.strerror}", DataError) from error
     try:
         yield
     finally:
         if fd is not None:
-            lock.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
             os.close(fd)
         with suppress(OSError):  # not empty: the block made something
             for folder in absent:
                 folder.rmdir()
 
 
-def lock_now(fd: int, kind: int) -> None:
-    """Lock an open file, or find that another process has locked it for longer than a moment.
+def lock(fd: int, kind: int) -> OSError | None:
+    """Lock an open file; the one place that tells a lock that is held from one that cannot be had.
+
+    File systems without flock do not agree on an errno: ENOSYS, EOPNOTSUPP, ENOLCK, EINVAL, and 524
+    of the kernel's own (Cray DVS).  One that fails will fail at the next write, too.
 
     Args:
         fd: its descriptor.
-        kind: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
+        kind: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``; with ``fcntl.LOCK_NB`` it does not wait.
+
+    Returns:
+        None if it is locked, or why the file system has no locks.
 
     Raises:
         BlockingIOError: another process holds the lock.
-        OSError: the file system has no locks, or fails.
     """
-    for retries_left in range(RETRIES, -1, -1):
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not retries_left:
-                raise
-            time.sleep(0.1)
-        else:
-            return
+    try:
+        fcntl.flock(fd, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        return error
+    return None
 
 
-def _take(lock: Path, wait: bool) -> int | None:
+def lock_now(fd: int, kind: int) -> OSError | None:
+    """As ``lock``, but do not wait for a process that holds the lock for longer than a moment.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+    """
+    for _ in range(RETRIES):
+        with suppress(BlockingIOError):
+            return lock(fd, kind | fcntl.LOCK_NB)
+        time.sleep(0.1)
+    return lock(fd, kind | fcntl.LOCK_NB)
+
+
+@cache
+def warn_of_no_locks(reason: str) -> None:
+    """Say, once in a process, that the file system keeps no other process out.
+
+    Args:
+        reason: of the error that ``lock`` returned.
+    """
+    warnings.warn(
+        f"no locks on this file system ({reason}): nothing keeps another process from writing the "
+        "same files; of a run, heartbeats keep a second one out, but not at the start",
+        stacklevel=2,
+    )
+
+
+def _take(path: Path, wait: bool) -> int | None:
     """Lock the file; return its descriptor, or None if this process may not write there."""
     while True:
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            fd = open_fd(lock, os.O_RDWR | os.O_CREAT)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = open_fd(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if error.errno in _NOT_WRITABLE:
                 return None
             raise
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
-            # Some parallel file systems have no flock.
-            if error.errno not in NO_LOCKS:
-                os.close(fd)
-                raise
-        if leads_to(lock, fd):
+            unlocked = lock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(fd)
+            raise
+        if unlocked:
+            warn_of_no_locks(str(unlocked.strerror))
+        if leads_to(path, fd):
             return fd
         # The process that held it has deleted it meanwhile: a lock on a file without a name keeps
         # nobody out, so try again.

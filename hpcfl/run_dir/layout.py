@@ -28,7 +28,6 @@ import io
 import json
 import os
 import stat
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -40,13 +39,13 @@ import numpy as np
 import torch
 
 from hpcfl.comm.heartbeat import are_written
-from hpcfl.errors import DataError, JobError, StoreError, file_error
+from hpcfl.errors import REPEAT, DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import PART, write_file
 from hpcfl.io.code_file import KEPT, is_kept_name
 from hpcfl.io.files import READABLE, parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
-from hpcfl.io.lock import lock_now
+from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
 from hpcfl.io.regular import KINDS
 from hpcfl.job.resume_rules import immutable_changes, job_fingerprint
 from hpcfl.job.settings import changed, flatten
@@ -145,8 +144,12 @@ class RunDir:
                     "choose another directory with --out"
                 )
 
-    def claim(self, tree: dict[str, Any]) -> None:
+    def claim(self, tree: dict[str, Any], *, continued: bool = False) -> None:
         """Make and lock the directory for a new run of the job ``tree``; on rank 0 alone.
+
+        Args:
+            tree: the resolved job.
+            continued: whether the start would have resumed a run of it, if it had found one.
 
         Raises:
             JobError: it cannot be written, holds a run or a sweep already, lies in a run, or is
@@ -181,7 +184,9 @@ class RunDir:
                 raise JobError(
                     f"{self.root}: holds a run of this job already; use "
                     f"`hpcfl resume {self.root}` (from Python: continued=True), or remove the "
-                    "directory to start again"
+                    "directory to start again",
+                    # Another start was quicker, and has ended.
+                    exit_code=REPEAT if continued else None,
                 )
         write_file(self.job, content)
 
@@ -317,21 +322,29 @@ class RunDir:
             message = f"{self.lock_file}: cannot be opened: {e.strerror}"
             raise file_error(e, message, JobError) from e
         try:
-            lock_now(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            unlocked = lock_now(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         except BlockingIOError as e:
             os.close(fd)
             raise self._occupied(holder) from e
-        except OSError as e:
+        if unlocked:
             if are_written(self.ranks):
                 os.close(fd)
-                raise self._occupied(holder) from e
-            text = f"{self.lock_file}: no locks on this file system ({e.strerror}): only "
-            text += "heartbeats keep a second run out of the directory, and not at the start"
-            warnings.warn(text, stacklevel=2)
+                raise self._occupied(holder) from unlocked
+            warn_of_no_locks(str(unlocked.strerror))
         self._lock = fd
 
     def _occupied(self, holder: str) -> JobError:
-        return JobError(f"{self.root}: {holder} is alive in this directory; wait for it or stop it")
+        message = f"{self.root}: {holder} is alive in this directory; wait for it or stop it"
+        return JobError(message, exit_code=REPEAT)
+
+    def require_unlocked(self) -> None:
+        """Refuse a directory that a run uses.
+
+        Raises:
+            JobError: one does.
+        """
+        if self.is_locked():
+            raise self._occupied("a run")
 
     def hold_open(self) -> None:
         """Open the files that a resume needs, to notice if they are deleted; on rank 0 alone.
@@ -369,14 +382,12 @@ class RunDir:
             raise file_error(e, message, StoreError) from e
         try:
             # A shared lock for a moment: a run that starts right now tries again (``lock_now``).
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            unlocked = lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # a file system without locks
-            return are_written(self.ranks)
         finally:
             os.close(fd)
-        return False
+        return bool(unlocked) and are_written(self.ranks)
 
     def job_text(self, tree: Mapping[str, Any]) -> bytes:
         """The content of job.yaml for a job; files of the directory are named relative to it."""

@@ -12,6 +12,7 @@ same on every rank, in this order:
     run the rounds               hpcfl.engine.loop
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from torch import nn
 from hpcfl.checkpoint import buffers
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import from_rank_0, group, raise_collectively
+from hpcfl.comm.launcher import restarts
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
@@ -110,7 +112,8 @@ def start(
     Args:
         loaded: the checked job.
         out: the run directory; runs/NAME when absent.
-        continued: resume where the directory holds a checkpoint of this job.
+        continued: resume where the directory holds a checkpoint of this job; so does a start by
+            which torchrun repeats one that failed (``--max-restarts``).
         kept_files: files that the job names in the run directory, to be written there.
         callbacks: objects beside those that the job names.
 
@@ -119,6 +122,7 @@ def start(
         DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
     """
     folder = RunDir(out or RUNS / loaded.name)
+    continued = continued or restarts(os.environ) != "0"
     set_resumable(folder.root if continued else None)
     return _run(loaded, folder, continued=continued, kept_files=kept_files, callbacks=callbacks)
 
@@ -248,7 +252,7 @@ def _run(
             elif resumed:
                 point = resume_latest(session)
             else:
-                point = start_fresh(session)
+                point = start_fresh(session, continued=continued)
             # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
             signals.latch_interrupt = True
             x = _run_rounds(session, ranks, point, signals)
@@ -282,8 +286,12 @@ def _has_checkpoint(folder: RunDir) -> bool:
     return folder.has_checkpoint
 
 
-def start_fresh(session: RankSession) -> StartPoint:
+def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
     """Collective: make the run directory, and commit the checkpoint of round 0.
+
+    Args:
+        session: of this rank.
+        continued: see ``RunDir.claim``.
 
     Raises:
         JobError: the directory cannot be written, or holds a run.
@@ -293,7 +301,7 @@ def start_fresh(session: RankSession) -> StartPoint:
     with raise_collectively(session.comm):
         if session.comm.rank == 0:
             session.require_clients()
-            folder.claim(components.loaded.tree)
+            folder.claim(components.loaded.tree, continued=continued)
             session.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)
             # A start that died before its first checkpoint may have left files.

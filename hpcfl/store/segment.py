@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.errors import DiskError, HpcflError, StoreError, file_error
+from hpcfl.errors import REPEAT, DiskError, HpcflError, StoreError, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, write_errors
 from hpcfl.io.live_files import check_in_place
-from hpcfl.io.lock import NO_LOCKS, lock_now
+from hpcfl.io.lock import lock_now
 from hpcfl.store import segment_file
 from hpcfl.store.schema import StateSchema
 
@@ -215,15 +215,14 @@ def _view(tensor: Tensor) -> memoryview:
 
 def _lock(path: Path, fd: int) -> None:
     """Lock a file for writing; refuse it if another process has locked it."""
+    # The lock only keeps a second run out of the directory, by which states would be damaged: where
+    # the file system has none, a single run is safe without it.
     try:
         lock_now(fd, fcntl.LOCK_EX)  # slurm/run.sh looks at the locks of earlier starts
-    except OSError as error:
-        # Some parallel file systems have no flock.  The lock only keeps a second run out of the
-        # directory, by which states would be damaged; a single run is safe without it.
-        if error.errno in NO_LOCKS:
-            return
+    except BlockingIOError as error:
         os.close(fd)
         raise StoreError(
             f"{path}: another process has it open for writing; "
-            "is another run using this directory? Stop it, then resume"
+            "is another run using this directory? Stop it, then resume",
+            exit_code=REPEAT,
         ) from error

@@ -53,11 +53,7 @@ def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
     """
     runs = [_entry(point, RunDir(root / point.name)) for point in sweep.points]
     begun = [run.folder for run in runs if present(run.folder.job)]
-    for folder, alive in zip(begun, map_in_threads(RunDir.is_locked, begun), strict=True):
-        if alive:
-            raise JobError(
-                f"{folder.root}: a run is alive in this directory; wait for it or stop it"
-            )
+    map_in_threads(RunDir.require_unlocked, begun)
     return runs
 
 

@@ -4,7 +4,7 @@ import fcntl
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import IO, Self
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from hpcfl.errors import one_line
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_errors
+from hpcfl.io.lock import lock
 from hpcfl.io.progress import has_bars, until_unread
 from hpcfl.run_dir.sweep_log import completion, log_line
 
@@ -68,8 +69,7 @@ class SweepProgress:
             DiskError: the disk is full or fails.
         """
         with write_errors(self._path), regular.open_append(self._path) as file:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file.fileno(), fcntl.LOCK_EX)
             yield file
 
     def log_event(self, event: str, run: str, text: str) -> None:

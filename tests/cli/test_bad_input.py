@@ -300,7 +300,7 @@ def test_directory_of_a_live_run(command, job, finished, refused):
     with (finished / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         arguments = (job, "--out", finished) if command == "run" else (finished,)
-        contains(refused(command, *arguments), "a run is alive in this directory")
+        contains(refused(command, *arguments, code=75), "a run is alive in this directory")
 
 
 def test_store_file_that_is_gone(half, refused):

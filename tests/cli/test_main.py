@@ -94,3 +94,19 @@ def test_a_run_needs_no_standard_streams(closed, tmp_path):
     command = ["-m", "hpcfl", "run", "quickstart", "rounds=3", "--out", str(tmp_path / "run")]
     assert closing(closed, *command).returncode == 0
     assert outcome(tmp_path / "run").round == 3
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "quickstart"], ["list"], ["data", "show", "quickstart"]]
+)
+def test_a_current_directory_that_is_gone_is_told(command, tmp_path):
+    """Before torch is imported, whose MKL would end the process with exit code 2."""
+    words = ["sh", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "sh", sys.executable]
+    done = subprocess.run(
+        [*words, "-m", "hpcfl", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 74
+    assert done.stderr == (
+        "DiskError: the current directory cannot be found (No such file or directory); change to "
+        "another\n"
+    )

@@ -23,6 +23,7 @@ from hpcfl.signals import STOP
 from hpcfl.store.arena import StateArena
 from hpcfl.store.row_table import Table
 from tests.algorithms.play import parts, play, read, servers, softmax_problem, states, tree
+from tests.signals import not_ignored
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -155,12 +156,9 @@ def test_a_signal_stops_after_the_round_and_counts_once(tmp_path, monkeypatch, n
         return run_round(run, server, t, asked)
 
     monkeypatch.setattr(loop, "run_round", signalled)
-    before = signal.signal(number, signal.SIG_DFL)  # nohup, which ignores SIGHUP, may start pytest
-    try:
-        with pytest.raises(Stopped, match=rf"{number.name} after round 3 of 6, with a checkpoint"):
-            play(tmp_path, job(tmp_path, checkpoint={"every": 100}))
-    finally:
-        signal.signal(number, before)
+    said = rf"{number.name} after round 3 of 6, with a checkpoint"
+    with not_ignored(), pytest.raises(Stopped, match=said):
+        play(tmp_path, job(tmp_path, checkpoint={"every": 100}))
     assert [c.round for c in committed(tmp_path / "run0" / "checkpoints")] == [0, 3]
 
 

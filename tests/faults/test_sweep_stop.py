@@ -11,6 +11,7 @@ import yaml
 from tests.parallel.background import PATIENCE_S, held, rounds, write
 from tests.parallel.harness import environment, play_all
 from tests.parallel.outcome import outcome
+from tests.signals import not_ignored
 
 NAMES = ["seed0", "seed1", "seed2"]
 
@@ -27,14 +28,15 @@ def file(tmp_path_factory):
 
 def begin(file, root, **changes):
     """The sweep, two runs at once, in the background."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "hpcfl", "sweep", file, "--out", root, "--parallel", "2"],
-        env=environment(**changes),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with not_ignored():
+        return subprocess.Popen(
+            [sys.executable, "-m", "hpcfl", "sweep", file, "--out", root, "--parallel", "2"],
+            env=environment(**changes),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def end(process):

@@ -13,6 +13,7 @@ import yaml
 
 from tests.forked import program
 from tests.parallel.harness import ROOT, environment, find_mpirun, mpirun
+from tests.signals import not_ignored
 
 PATIENCE_S = 300.0  # only against a hang
 
@@ -75,13 +76,14 @@ class Going:
     def __enter__(self) -> "Going":
         with ExitStack() as stack:
             self._program = stack.enter_context(program())
-            self._process = subprocess.Popen(
-                [*self._command, *self._program.command, *self._words],
-                env=self._env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            with not_ignored():
+                self._process = subprocess.Popen(
+                    [*self._command, *self._program.command, *self._words],
+                    env=self._env,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             stack.callback(self._process.communicate)
             stack.callback(self._process.kill)
             self._stack = stack.pop_all()

@@ -10,6 +10,7 @@ import pytest
 from tests.parallel.background import PATIENCE_S, held, rounds, write
 from tests.parallel.harness import environment
 from tests.parallel.outcome import outcome
+from tests.signals import not_ignored
 
 # Make standard input, a terminal, the one that controls this process.
 CONTROL = """
@@ -28,15 +29,16 @@ def test_a_run_ends_with_a_checkpoint_unless_nohup_protects_it(tmp_path, prefix)
     ends = os.openpty()
     os.set_blocking(ends[0], False)
     with os.fdopen(ends[0], "rb", 0) as person, os.fdopen(ends[1], "wb", 0) as program:
-        process = subprocess.Popen(
-            [sys.executable, "-c", CONTROL, *prefix, *command],
-            cwd=tmp_path,  # where nohup writes nohup.out
-            env=environment(**held(10, go)),
-            stdin=program,
-            stdout=program,
-            stderr=program,
-            start_new_session=True,
-        )
+        with not_ignored():
+            process = subprocess.Popen(
+                [sys.executable, "-c", CONTROL, *prefix, *command],
+                cwd=tmp_path,  # where nohup writes nohup.out
+                env=environment(**held(10, go)),
+                stdin=program,
+                stdout=program,
+                stderr=program,
+                start_new_session=True,
+            )
         try:
             deadline = time.monotonic() + PATIENCE_S
             while rounds(run) < 10:

@@ -21,3 +21,14 @@ def test_the_same_command_until_it_is_done(tmp_path):
     shutil.rmtree(run)
     assert finish(1, *command).returncode == 0
     assert outcome(run) == found
+
+
+def test_torchrun_starts_the_ranks_again(tmp_path):
+    """Its second start goes on; that a run is there already would hide why the first one failed."""
+    run, job = tmp_path / "run", write(tmp_path)
+    assert finish(2, "run", job, "rounds=6", "--out", run).returncode == 0
+    command = ("run", job, "rounds=8", "--out", run)
+    assert finish(2, *command, env={"TORCHELASTIC_RESTART_COUNT": "0"}).returncode == 2
+    ended = finish(2, *command, env={"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert ended.returncode == 0, ended.stderr
+    assert outcome(run).round == 8

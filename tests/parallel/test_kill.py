@@ -86,8 +86,8 @@ def test_two_runs_in_one_directory_are_refused(tmp_path):
     with Going(1, "run", write(tmp_path, rounds=100_000), "--out", run) as going:
         going.wait_until(lambda: rounds(run) > 2)
         done = finish(2, "resume", run)
-        assert done.returncode == 2
+        assert done.returncode == 75
         assert "a run is alive in this directory" in done.stderr
-        assert finish(2, "run", tmp_path / "job.yaml", "--out", run).returncode == 2
+        assert finish(2, "run", tmp_path / "job.yaml", "--out", run).returncode == 75
         assert [path.name for path in (run / "ranks").glob("*/*")] == ["0000.json"]
         assert going.alive

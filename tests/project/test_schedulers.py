@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.project.pages import blocks
+from tests.signals import not_ignored
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/howto/schedulers.md").read_text()
@@ -143,10 +144,11 @@ def test_the_bound_may_be_set_and_progress_resets_it(here):
 
 def once(here, *words, **env):
     path = f"{here / 'bin'}:{os.environ['PATH']}"
-    return subprocess.Popen(
-        ["./once.sh", *words, "mpirun", "-n", "1", "--", "a.yaml"], cwd=here, text=True,
-        env={"PATH": path, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    with not_ignored():
+        return subprocess.Popen(
+            ["./once.sh", *words, "mpirun", "-n", "1", "--", "a.yaml"], cwd=here, text=True,
+            env={"PATH": path, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["lock", "stores/a-r0001-s0000.h5", "stores/shared/a.h5"])

@@ -131,7 +131,7 @@ def test_two_copies_to_one_place_at_once(run, tmp_path, refused):
     left.job.write_text("half")
     with left:
         left.lock()
-        line = refused("resume", run, "--out", tmp_path / "copy")
+        line = refused("resume", run, "--out", tmp_path / "copy", code=75)
         assert f"{left.root}: another start that copies is alive in this directory" in line
         assert left.job.read_text() == "half"
 

@@ -8,7 +8,7 @@ import yaml
 
 import hpcfl
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner import choose_executor
+from hpcfl.runner import choose_executor, start
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts, text
 
@@ -153,8 +153,19 @@ def test_a_live_run_is_refused(go, job, tmp_path, refused):
     for _ in ("with a checkpoint", "without one"):
         with RunDir(tmp_path / "run") as held:
             held.lock()
-            assert "a run is alive in this directory" in refused(*again)
+            assert "a run is alive in this directory" in refused(*again, code=75)
         shutil.rmtree(tmp_path / "run/checkpoints", ignore_errors=True)
+
+
+def test_a_start_that_another_has_overtaken_is_to_be_given_again(go, monkeypatch):
+    """The other one has run and ended while this one loaded its data."""
+    assert go().code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(start, "_has_checkpoint", lambda _: False)
+        done = go()
+    assert done.code == 75
+    assert "holds a run of this job already" in done.err[-1]
+    assert go().code == 0
 
 
 def test_from_python(job, tmp_path):

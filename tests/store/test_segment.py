@@ -95,10 +95,15 @@ def test_a_state_of_another_shape_or_dtype_is_refused(path, schema, make):
 
 def test_a_second_writer_is_refused_and_a_reader_is_not(path, schema):
     writer = Segment.open(path, schema, "r+")
-    with pytest.raises(StoreError, match="another process has it open for writing"):
+    with pytest.raises(StoreError, match="another process has it open for writing") as refused:
         Segment.open(path, schema, "r+")
+    assert refused.value.exit_code == 75  # once that has ended, the same command goes on
     Segment.open(path, schema, "r").close()
     writer.close()
+    Segment.open(path, schema, "r+").close()
+
+
+def test_a_file_system_without_locks_keeps_no_writer_out(path, schema, no_locks):
     Segment.open(path, schema, "r+").close()
 
 

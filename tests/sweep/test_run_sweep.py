@@ -298,11 +298,14 @@ def test_a_damaged_job_is_told(file, tmp_path, refused):
 
 
 def test_twice_at_once_is_refused(file, tmp_path, refused):
+    """With the code of what is to be done again."""
     root = tmp_path / "out"
     root.mkdir()
     with RunDir(root) as held:
         held.lock("a sweep")
-        assert "a sweep is alive in this directory" in refused("sweep", file, "--out", root)
+        assert "a sweep is alive in this directory" in refused(
+            "sweep", file, "--out", root, code=75
+        )
 
 
 def test_a_live_run_is_refused(file, job, tmp_path, hpcfl, refused):
@@ -311,7 +314,8 @@ def test_a_live_run_is_refused(file, job, tmp_path, hpcfl, refused):
                  "--out", root / "avg-seed0").code == 0  # fmt: skip
     with RunDir(root / "avg-seed0") as held:
         held.lock()
-        assert "a run is alive in this directory" in refused("sweep", file, "--out", root)
+        line = refused("sweep", file, "--out", root, code=75)
+        assert "a run is alive in this directory" in line
 
 
 def test_under_mpirun_is_refused(file, tmp_path, monkeypatch, refused):
