@@ -43,6 +43,7 @@ RETIRED = {
     "bench chaos": "hpcfl selftest DIR serves instead",
     "bench costs": _MEASURE,
     "bench pieces": _MEASURE,
+    "drift": "python examples/drift.py JOB, in a checkout, serves instead",
     "plan --costs": _MEASURE,
     "plan --pieces": _MEASURE,
     "plan --plot": _SCALE,
@@ -483,15 +484,6 @@ def _data_prepare(options: argparse.Namespace) -> None:
         _say(f"ready: {config.prepare(track)}: {sizes_text(config.load(0))}")
 
 
-def _drift(options: argparse.Namespace) -> None:
-    from hpcfl.cli.drift import draw_drift
-    from hpcfl.report.plots.figure import FigureSize
-
-    size = FigureSize.parse(options.size)
-    _say(draw_drift(options.job, options.overrides, options.only, options.plot, size))
-    _say(f"plot: {options.plot}", file=sys.stderr)
-
-
 def _cite(options: argparse.Namespace) -> None:
     from hpcfl.cli.cite import cite
 
@@ -530,7 +522,6 @@ COMMANDS = {
     "data export-split": _data_export_split,
     "data prepare": _data_prepare,
     "data show": _data_show,
-    "drift": _drift,
     "export": _export,
     "init": _init,
     "list": _list,

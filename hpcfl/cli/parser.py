@@ -85,24 +85,6 @@ def parser() -> argparse.ArgumentParser:
     cite.add_argument("source", type=_path, help="JOB.yaml, SWEEP.yaml or the directory of runs")
     cite.set_defaults(command="cite")
 
-    drift = commands.add_parser(
-        "drift",
-        help="a picture of the clients' local steps, on quadratics in the plane",
-        description="Run a job, or the runs of a sweep, whose data are quadratics in two "
-        "dimensions (data.dim=2), and draw every client's local models and the server's.  No run "
-        "directory is made.",
-    )
-    drift.add_argument("job", type=_path, help="JOB.yaml or SWEEP.yaml")
-    _add_overrides(drift, "settings of every run")
-    drift.add_argument(
-        "--only", type=_labels, metavar="LABEL,...", help="the runs of a sweep with these labels"
-    )
-    drift.add_argument(
-        "--plot", type=_path, default=Path("drift.png"), help=".png, .pdf or .svg (drift.png)"
-    )
-    _add_size(drift)
-    drift.set_defaults(command="drift")
-
     _add_data(commands)
     _add_plan_and_list(commands)
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from hpcfl import __version__
 from hpcfl.cli import main as cli
@@ -422,3 +423,10 @@ def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
 def test_the_exit_code_stands_where_standard_error_is_full(words, code, prepare):
     """Of a wrong argument, of a full standard output and of Ctrl-C."""
     assert finish(1, *words, prepare=prepare) == (code, "", "")
+
+
+def test_the_size_of_a_picture(hpcfl, refused, tmp_path):
+    show = ["data", "show", "quickstart", "--plot", tmp_path / "p.png"]
+    assert hpcfl(*show, "--size", "3x4").code == 0
+    assert imread(tmp_path / "p.png").shape[:2] == (4 * 150, 3 * 150)
+    assert "--size: found '0x1'" in refused(*show, "--size", "0x1")

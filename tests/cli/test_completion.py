@@ -49,7 +49,7 @@ def test_packaged_jobs_and_files(press):
     assert press("sweep", "papers/slides_f") == ["papers/slides_figure1", "papers/slides_figure3"]
     # A file in the current directory.
     for words in (
-        ["check"], ["resume"], ["export"], ["report"], ["status"], ["cite"], ["drift"],
+        ["check"], ["resume"], ["export"], ["report"], ["status"], ["cite"],
         ["report", "runs", "--plot"], ["run", "quickstart", "--out"], ["plan", "x", "--out"],
     ):  # fmt: skip
         assert press(*words, "hp") == ["hpcfl"], words
