@@ -1,10 +1,9 @@
-"""Compare the settings of jobs: find the keys that differ, and the jobs that differ by the seed.
+"""Compare the settings of jobs: find the keys that differ.
 
 Settings are a job's values by their dotted keys: {"local.lr": 0.1, ...}.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -55,18 +54,6 @@ def written(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else f"{value}"
-
-
-def common_settings(jobs: Sequence[Settings]) -> Settings:
-    """The keys that have the same value in all jobs; none of no job."""
-    if not jobs:
-        return {}
-    first, *others = jobs
-    return {
-        key: value
-        for key, value in first.items()
-        if all(key in other and repr(other[key]) == repr(value) for other in others)
-    }
 
 
 def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
@@ -138,44 +125,10 @@ def _scope(job: Settings, key: str) -> str:
     return f"{job['algorithm.name']} {key}" if key.startswith("algorithm.") else key
 
 
-def labels(paths: Sequence[Path]) -> list[str]:
-    """The directories' names, with as many parent folders as make them distinct."""
-    whole = [path.absolute().parts for path in paths]
-    return [_label(parts, whole) for parts in whole]
-
-
 def some_of(names: Sequence[str], separator: str = ", ") -> str:
     """The names in a line for people: the first three, and how many more there are."""
     more = len(names) - _SHOWN
     return separator.join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _label(parts: tuple[str, ...], whole: Sequence[tuple[str, ...]]) -> str:
-    others = [other for other in whole if other != parts]
-    depth = 1
-    while depth < len(parts) and any(other[-depth:] == parts[-depth:] for other in others):
-        depth += 1
-    return "/".join(parts[-depth:])
-
-
-def group_by_seed(jobs: Sequence[Settings], done: Sequence[int] = ()) -> list[list[int]]:
-    """The jobs (by index) in groups that differ in the seed alone, in order of appearance.
-
-    Of jobs with the same seed, too, the one with the most rounds done is in the group, the first of
-    equals.
-
-    Args:
-        jobs: the settings of each.
-        done: the rounds of each that are done; absent where none has begun.
-    """
-    groups: dict[str, dict[Any, int]] = {}
-    for index, job in enumerate(jobs):
-        counted = [key for key in job if affects_results(key) and key != SEED]
-        rest = repr(sorted((key, repr(job[key])) for key in counted))
-        group, seed = groups.setdefault(rest, {}), job.get(SEED)
-        if seed not in group or (done and done[index] > done[group[seed]]):
-            group[seed] = index
-    return [list(group.values()) for group in groups.values()]
 
 
 def changed(before: Settings, now: Settings) -> Iterator[tuple[str, str, str]]:

@@ -7,8 +7,7 @@ as_papers   a row an algorithm, a column a set-up, published numbers beside ours
 
 from hpcfl.report.formats import plain, tables, to_csv, to_latex, to_markdown
 from hpcfl.report.papers import as_papers
-from hpcfl.report.runs import by_run
-from hpcfl.report.seeds import by_seed
+from hpcfl.report.runs import by_run, by_seed
 from hpcfl.report.table import Report, Table
 
 __all__ = [

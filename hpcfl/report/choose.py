@@ -11,9 +11,9 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.report.compared_runs import EXAMPLES, ComparedRuns
-from hpcfl.report.comparison import mean_and_std
+from hpcfl.report.columns import mean_and_std
 from hpcfl.report.grid import read_grid
+from hpcfl.report.groups import EXAMPLES, ComparedRuns
 from hpcfl.run_dir.record import RunRecord
 
 _LEFT_OUT = (

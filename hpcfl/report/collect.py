@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from hpcfl.io.atomic import PART
 from hpcfl.io.files import READABLE, may_contain, present, readable
 from hpcfl.io.regular import read
 from hpcfl.io.threads import map_in_threads
-from hpcfl.report.same_inputs import with_common_paths
+from hpcfl.job.resume_rules import input_places
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.run_dir.record import RunRecord, read_run, with_history
 from hpcfl.run_dir.sweep_log import SweepEvents, read_sweep_log
@@ -268,3 +269,36 @@ def _sweep_notes(root: Path, runs: Sequence[RunRecord], events: SweepEvents) -> 
         ),
         *(f"{root / name}: failed: {why}" for name, why in events.failed.items() if name in shown),
     ]
+
+
+def with_common_paths(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs, with one path in the settings for inputs that have the same content.
+
+    A run's data may be moved, and nodes may have copies of their own.  Runs that read the same
+    content, by the digests in their newest checkpoints, get the path of the first of them.  If one
+    path had different contents, a digest follows it in all runs but those of the first content.
+    Runs without digests keep their paths.
+    """
+    paths: dict[tuple[str, str], str] = {}  # by key and digest
+    return [replace(run, settings={**run.settings, **_paths(run, paths)}) for run in runs]
+
+
+def _paths(run: RunRecord, paths: dict[tuple[str, str], str]) -> Mapping[str, str]:
+    """The run's paths as they are to be compared; ``paths`` has those of the runs before it."""
+    changed = {}
+    places = input_places(run.settings)
+    if isinstance(init := run.settings.get("model.init"), str):
+        places["model.init"] = init
+    for key, path in places.items():
+        digest = _digest(run, key)
+        if digest is None:
+            continue
+        taken = any(k == key and other == path for (k, _), other in paths.items())
+        changed[key] = paths.setdefault((key, digest), f"{path} ({digest})" if taken else path)
+    return changed
+
+
+def _digest(run: RunRecord, key: str) -> str | None:
+    """One digest of all inputs below the path of a key; None if none is recorded."""
+    below = sorted(item for item in run.inputs.items() if item[0].partition("/")[0] == key)
+    return blake2b(repr(below).encode(), digest_size=4).hexdigest() if below else None

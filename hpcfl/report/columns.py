@@ -1,26 +1,115 @@
-"""Define the columns of reports: their titles, and the functions that give a run's values."""
+"""Define the columns of reports: what a run has in each, for people and for programs."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite, nan
+from statistics import fmean, stdev
+from typing import Literal, NamedTuple
 
 from rich.filesize import decimal
 
-from hpcfl.job.settings import BRANCH, labels, some_of
-from hpcfl.report.comparison import spread
+from hpcfl.job.settings import BRANCH
 from hpcfl.report.table import Value
-from hpcfl.run_dir.history import edited_text
 from hpcfl.run_dir.record import SCORES, RunRecord
 
 
-def percent(fraction: float | None) -> float | None:
-    """A fraction in percent."""
-    return None if fraction is None else 100 * fraction
+def number(form: str) -> Callable[[float], str]:
+    """Shows a number in this format."""
+    return lambda value: form.format(value)
 
 
-DIVERGED = (
-    "diverged: a number was not finite, or the train loss of the last rounds is far above that of "
-    "guessing and of the first rounds; hpcfl status DIR has the numbers"
-)
-"""The meaning of the mark, as a caption."""
+def percent(fraction: float) -> str:
+    """Shows a fraction in percent."""
+    return f"{100 * fraction:.2f}"
+
+
+class Column(NamedTuple):
+    """A column of a report."""
+
+    title: str | None
+    """In tables; None: for programs alone."""
+    key: str | None
+    """In CSV and DataFrames; None: for people alone."""
+    value: Callable[[RunRecord], Value]
+    """Of a run; None where there is nothing."""
+    show: Callable[[float], str] = str
+    """The text of a number, such as a mean over seeds."""
+    over_seeds: Literal["mean", "known", "same", "texts"] = "mean"
+    """What runs have that differ in the seed alone: the mean over those that are finished, if each
+    has a number; the mean over those that have one; all the same; or texts, which are joined."""
+
+    def cell(self, run: RunRecord) -> str:
+        """The text for a run; "-" where there is nothing."""
+        value = self.value(run)
+        return value if isinstance(value, str) else spread([value], self.show)
+
+    def seeds_cell(self, runs: Sequence[RunRecord]) -> str:
+        """The text for runs that differ in the seed alone."""
+        if self.over_seeds not in ("mean", "known"):
+            return self.cell(runs[0])
+        found = self._numbers(runs)
+        if self.over_seeds == "mean":
+            return spread(found, self.show)
+        some = 0 < len(found) < len(runs)
+        return spread(found, self.show) + (seeds_note(len(found), len(runs)) if some else "")
+
+    def seeds_values(self, runs: Sequence[RunRecord]) -> dict[str, Value]:
+        """The values for runs that differ in the seed alone, by KEY, KEY_std and KEY_n.
+
+        A mean is None where a finished run lacks the number: one over fewer runs would compare
+        different seeds.
+        """
+        if self.key is None:
+            return {}
+        if self.over_seeds == "same":
+            return {self.key: self.value(runs[0])}
+        if self.over_seeds == "texts":
+            texts = dict.fromkeys(str(text) for run in runs if (text := self.value(run)))
+            return {self.key: "; ".join(texts) or None}
+        found = self._numbers(runs)
+        known = [value for value in found if value is not None]
+        complete = len(known) == len(found) > 0
+        mean, std = mean_and_std(known) if complete else (None, None)
+        count = {f"{self.key}_n": len(known)} if self.over_seeds == "known" else {}
+        return {self.key: mean, f"{self.key}_std": std, **count}
+
+    def _numbers(self, runs: Sequence[RunRecord]) -> list[float | None]:
+        """Those that the mean over seeds is of; None where a finished run lacks its number."""
+        only_known = self.over_seeds == "known"
+        values = [self.value(run) for run in runs if run.finished or only_known]
+        return [
+            None if isinstance(value, str) else value
+            for value in values
+            if value is not None or not only_known
+        ]
+
+
+def spread(values: Sequence[float | None], show: Callable[[float], str]) -> str:
+    """The mean +- sample standard deviation of values, if none is absent; else "-"."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "-"
+    mean, std = mean_and_std(known)
+    return show(mean) + ("" if std is None else f" +- {show(std)}")
+
+
+def seeds_note(count: int, of: int) -> str:
+    """The number of runs that a mean is over: " (n=2)", " (n=1 of 2)"; empty for one run."""
+    if of == 1:
+        return ""
+    return f" (n={count})" if count == of else f" (n={count} of {of})"
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and the sample standard deviation, None of a single value; NaN of a diverged one."""
+    if not all(map(isfinite, values)):
+        return sum(values) / len(values), nan if len(values) > 1 else None
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def of_runs(runs: Sequence[RunRecord], values: Sequence[Value]) -> Callable[[RunRecord], Value]:
+    """The value of a column that depends on the other runs: one for each of these."""
+    found = {run.path: value for run, value in zip(runs, values, strict=True)}
+    return lambda run: found[run.path]
 
 
 def rounds_text(run: RunRecord) -> str:
@@ -28,58 +117,6 @@ def rounds_text(run: RunRecord) -> str:
     marks = [] if run.finished else [run.state]
     marks += ["diverged"] if run.diverged and "diverged" not in marks else []
     return " ".join([f"{run.done}/{run.rounds}", *marks])
-
-
-def run_captions(runs: Sequence[RunRecord]) -> list[str]:
-    """Captions about branches, different code and diverged runs, if there are any."""
-    names = labels([run.path for run in runs])
-    captions = [
-        f"{name}: {'; '.join(map(str, run.branches))}; its rounds, bytes and times count from "
-        f"round 0 of {run.branches[0].parent}"
-        for name, run in zip(names, runs, strict=True)
-        if run.branches
-    ]
-    captions += _code_caption(runs, names)
-    return captions + [DIVERGED] * any(run.diverged for run in runs)
-
-
-def _code_caption(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
-    """A caption where modules of the user's were edited; runs of the same contents together."""
-    contents: dict[str, set[str]] = {}
-    for run in runs:
-        for code in run.code:
-            for module, digest in code.items():
-                contents.setdefault(module, set()).add(digest)
-    edited = [module for module, digests in contents.items() if len(digests) > 1]
-    alike: dict[tuple[tuple[str | None, ...], ...], list[str]] = {}
-    for name, run in zip(names, runs, strict=True):
-        found = [tuple(map(code.get, edited)) for code in run.code if code.keys() & edited]
-        if found:
-            alike.setdefault(tuple(dict.fromkeys(found)), []).append(name)
-    groups = [
-        some_of(group) + (" (between its starts)" if len(found) > 1 else "")
-        for found, group in alike.items()
-    ]
-    if not groups:
-        return []
-    return [f"computed with different code, as {edited_text(edited)}: {some_of(groups, '; ')}"]
-
-
-def diverged_note(runs: Sequence[RunRecord]) -> str:
-    """The number of diverged runs as a note: " (1 diverged)"; empty if no run diverged."""
-    count = sum(run.diverged for run in runs)
-    return f" ({count} diverged)" if count else ""
-
-
-def _best(run: RunRecord) -> str:
-    if run.best is not None:
-        return f"{100 * run.best[1]:.2f} @{run.best[0]}"
-    return "-" if run.lowest is None else f"loss {run.lowest[1]:.4g} @{run.lowest[0]}"
-
-
-def _mean_of_last(run: RunRecord) -> float | None:
-    """The mean over the job's window; None where the column "last 100" shows the same mean."""
-    return None if run.window == 100 and run.accuracy_last100 is not None else run.mean_accuracy
 
 
 def duration(seconds: float) -> str:
@@ -91,108 +128,82 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole:02d}"
 
 
-BEST = ("best\n% @round", "best\n%")
-"""The titles of the columns of the best round, of a run and over seeds."""
+def _size(count: float) -> str:
+    return decimal(int(count))
 
-MEAN_OF_LAST = "mean of\nlast %"
-"""The title of the column of the means over the rounds of ``evaluate.last``."""
 
-# A key, and a run's value.
-NumberValue = tuple[str, Callable[[RunRecord], float | None]]
-# A title, a run's value, and the format of the mean and the deviation over seeds.
-NumberColumn = tuple[str, Callable[[RunRecord], float | None], str]
-SEED_COLUMNS: tuple[NumberColumn, ...] = (
-    ("accuracy\n%", lambda run: percent(run.last("test_accuracy")), "{:.2f}"),
-    (BEST[1], lambda run: percent(run.best[1] if run.best else None), "{:.2f}"),
-    (MEAN_OF_LAST, lambda run: percent(_mean_of_last(run)), "{:.2f}"),
-    ("last\n100 %", lambda run: percent(run.accuracy_last100), "{:.2f}"),
-    ("test\nloss", lambda run: run.last("test_loss"), "{:.4g}"),
+def _best_at(run: RunRecord) -> str | None:
+    if run.best is not None:
+        return f"{percent(run.best[1])} @{run.best[0]}"
+    return None if run.lowest is None else f"loss {run.lowest[1]:.4g} @{run.lowest[0]}"
+
+
+def _mean_of_last(run: RunRecord) -> float | None:
+    """The mean over the job's window; None where the column "last 100" shows the same mean."""
+    return None if run.window == 100 and run.accuracy_last100 is not None else run.mean_accuracy
+
+
+_DIGITS = number("{:.4g}")
+
+
+def _last(key: str, title: str | None = None, show: Callable[[float], str] = _DIGITS) -> Column:
+    """The newest value of a score, by its key in the log."""
+    return Column(title, key, lambda run: run.last(key), show)
+
+
+ABOUT = (
+    Column("run", "run", lambda run: run.name, over_seeds="same"),
+    Column("algorithm", "algorithm", lambda run: run.algorithm, over_seeds="same"),
+    Column("rounds", None, rounds_text, over_seeds="same"),
+    Column(None, "rounds", lambda run: run.rounds, over_seeds="same"),
+    Column(None, "rounds_done", lambda run: run.done),
+    Column(None, "state", lambda run: run.state),
+    Column(None, "diverged", lambda run: int(run.diverged)),
+    Column(None, "chosen_on", lambda run: run.chosen_on, over_seeds="same"),
+    Column(None, "branch", lambda run: run.settings.get(BRANCH)),
 )
-
-
-def _cell(value: Callable[[RunRecord], float | None], show: str) -> Callable[[RunRecord], str]:
-    return lambda run: spread([value(run)], show)
-
-
-# A title, and a run's cell.
-TextColumn = tuple[str, Callable[[RunRecord], str]]
-SCORE_COLUMNS: tuple[TextColumn, ...] = (
-    ("run", lambda run: run.name),
-    ("algorithm", lambda run: run.algorithm),
-    ("rounds", rounds_text),
-    *(
-        (BEST[0], _best) if title == BEST[1] else (title, _cell(value, show))
-        for title, value, show in SEED_COLUMNS
-    ),
+"""What a run is; not a result of it."""
+BEST = Column("best\n%", "best_accuracy", lambda run: run.best[1] if run.best else None, percent)
+BEST_AT = Column("best\n% @round", None, _best_at)
+"""In the place of BEST in a table of single runs."""
+MEAN_OF_LAST = Column("mean of\nlast %", None, _mean_of_last, percent)
+"""The mean over the rounds of ``evaluate.last``, for people; the next one is for programs."""
+MEAN_ACCURACY = Column(None, "mean_accuracy", lambda run: run.mean_accuracy)
+_SHOWN = (
+    _last("test_accuracy", "accuracy\n%", percent),
+    BEST,
+    Column(None, "best_round", lambda run: run.best[0] if run.best else None),
+    MEAN_OF_LAST,
+    MEAN_ACCURACY,
+    Column("last\n100 %", "accuracy_last100", lambda run: run.accuracy_last100, percent),
+    _last("test_loss", "test\nloss"),
+    Column(None, "lowest_loss", lambda run: run.lowest[1] if run.lowest else None),
+    Column(None, "lowest_loss_round", lambda run: run.lowest[0] if run.lowest else None),
+    _last("validation_accuracy", "validation\n%", percent),
+    _last("validation_loss", "validation\nloss"),
+    _last("test_top5_accuracy", "top 5\n%", percent),
+    _last("train_objective", "objective"),
+    _last("client_accuracy_mean", "clients\nmean %", percent),
+    _last("client_accuracy_worst_decile", "worst\ndecile %", percent),
+    _last("local_model_accuracy_mean", "local models\nmean %", percent),
+    _last("local_model_accuracy_worst_decile", "worst\ndecile %", percent),
 )
-COST_COLUMNS: tuple[TextColumn, ...] = (
-    ("down", lambda run: decimal(int(run.total("down_bytes")))),
-    ("up", lambda run: decimal(int(run.total("up_bytes")))),
-    ("wall\ntime", lambda run: duration(run.total("wall_s"))),
+_KEYS = {column.key for column in _SHOWN}
+_SCORES = (*_SHOWN, *(_last(key) for key in SCORES if key not in _KEYS))
+COSTS = (
+    Column("down", "down_bytes", lambda run: int(run.total("down_bytes")), _size),
+    Column("up", "up_bytes", lambda run: int(run.total("up_bytes")), _size),
+    Column("wall\ntime", "wall_s", lambda run: run.total("wall_s"), duration),
 )
-
-_OPTIONAL: tuple[NumberColumn, ...] = (
-    ("validation\n%", lambda run: percent(run.last("validation_accuracy")), "{:.2f}"),
-    ("validation\nloss", lambda run: run.last("validation_loss"), "{:.4g}"),
-    ("top 5\n%", lambda run: percent(run.last("test_top5_accuracy")), "{:.2f}"),
-    ("objective", lambda run: run.last("train_objective"), "{:.4g}"),
-    ("clients\nmean %", lambda run: percent(run.last("client_accuracy_mean")), "{:.2f}"),
-    ("worst\ndecile %", lambda run: percent(run.last("client_accuracy_worst_decile")), "{:.2f}"),
-    ("local models\nmean %", lambda run: percent(run.last("local_model_accuracy_mean")), "{:.2f}"),
-    (
-        "worst\ndecile %",
-        lambda run: percent(run.last("local_model_accuracy_worst_decile")),
-        "{:.2f}",
-    ),
-)
+"""What a run took; in tables of single runs alone."""
 
 
-def optional_scores(runs: Sequence[RunRecord]) -> list[NumberColumn]:
-    """The columns of scores that are off by default, if at least one of these runs has them.
+def score_columns(runs: Sequence[RunRecord]) -> list[Column]:
+    """The scores of these runs, and those of the user's metrics that one of them has.
 
-    Of the user's metrics only those on the test set: each has up to nine others.
+    Tables show the metrics on the test set alone: each has up to nine others.
     """
-    keys = [key for key in metric_keys(runs) if key.startswith("test_")]
-    own = [(key, _last(key), "{:.4g}") for key in keys]
-    return [s for s in (*_OPTIONAL, *own) if any(s[1](run) is not None for run in runs)]
-
-
-def metric_keys(runs: Sequence[RunRecord]) -> list[str]:
-    """The keys of the user's metrics of all these runs that at least one has in its log."""
     keys = dict.fromkeys(key for run in runs for key in run.metric_keys)
-    return [key for key in keys if any(run.last(key) is not None for run in runs)]
-
-
-def number_values(runs: Sequence[RunRecord]) -> tuple[NumberValue, ...]:
-    """``NUMBER_VALUES``, and the user's metrics of these runs."""
-    return (*NUMBER_VALUES, *((key, _last(key)) for key in metric_keys(runs)))
-
-
-def _last(key: str) -> Callable[[RunRecord], float | None]:
-    return lambda run: run.last(key)
-
-
-# The same for programs (CSV): keys with their units, and values of full precision.
-RUN_VALUES: tuple[tuple[str, Callable[[RunRecord], Value]], ...] = (
-    ("run", lambda run: run.name),
-    ("algorithm", lambda run: run.algorithm),
-    ("rounds", lambda run: run.rounds),
-    ("rounds_done", lambda run: run.done),
-    ("state", lambda run: run.state),
-    ("diverged", lambda run: int(run.diverged)),
-    ("chosen_on", lambda run: run.chosen_on),
-    ("branch", lambda run: run.settings.get(BRANCH)),
-)
-NUMBER_VALUES: tuple[NumberValue, ...] = (
-    ("test_accuracy", lambda run: run.last("test_accuracy")),
-    ("best_accuracy", lambda run: run.best[1] if run.best else None),
-    ("best_round", lambda run: run.best[0] if run.best else None),
-    ("mean_accuracy", lambda run: run.mean_accuracy),
-    ("accuracy_last100", lambda run: run.accuracy_last100),
-    *((key, _last(key)) for key in SCORES if key != "test_accuracy"),
-    ("lowest_loss", lambda run: run.lowest[1] if run.lowest else None),
-    ("lowest_loss_round", lambda run: run.lowest[0] if run.lowest else None),
-    ("down_bytes", lambda run: int(run.total("down_bytes"))),
-    ("up_bytes", lambda run: int(run.total("up_bytes"))),
-    ("wall_s", lambda run: run.total("wall_s")),
-)
+    known = [key for key in keys if any(run.last(key) is not None for run in runs)]
+    own = [_last(key, key if key.startswith("test_") else None) for key in known]
+    return [*_SCORES, *own]

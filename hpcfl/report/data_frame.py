@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hpcfl.errors import JobError
 from hpcfl.packages import refuse_shadow
 from hpcfl.report.collect import collect_runs
-from hpcfl.report.columns import RUN_VALUES, number_values
-from hpcfl.report.compared_runs import ComparedRuns
+from hpcfl.report.columns import ABOUT, COSTS, score_columns
+from hpcfl.report.groups import ComparedRuns
 from hpcfl.run_dir.record import read_run
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ def read_runs(paths: Sequence[Path]) -> "DataFrame":
     """
     made = _data_frame("read_runs", "hpcfl.report_runs(...).values, a list of dictionaries")
     runs = ComparedRuns.of(collect_runs(paths).runs).runs
-    values = [*RUN_VALUES, *number_values(runs)]
+    columns = [*ABOUT, *score_columns(runs), *COSTS]
     found: DataFrame = made.from_records([
         {
-            **{key: value(run) for key, value in values},
+            **{column.key: column.value(run) for column in columns if column.key is not None},
             "directory": str(run.path),
             "ran_on": ", then ".join(run.machines) or None,
             "examples": int(run.total("examples")),

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpcfl.job.settings import SEED, Settings, distinguishing_settings
+from hpcfl.report.groups import seed_groups
 from hpcfl.report.published import set_up
-from hpcfl.report.seed_groups import seed_groups
 from hpcfl.report.table import Value
 from hpcfl.run_dir.record import RunRecord
 

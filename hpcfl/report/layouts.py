@@ -14,8 +14,7 @@ from hpcfl.report.formats import plain
 from hpcfl.report.papers import as_papers
 from hpcfl.report.plots import Plot
 from hpcfl.report.rounds_to_target import Target, with_target
-from hpcfl.report.runs import by_run
-from hpcfl.report.seeds import by_seed
+from hpcfl.report.runs import by_run, by_seed
 from hpcfl.report.table import Report, Value
 from hpcfl.run_dir.record import RunRecord
 

@@ -10,21 +10,18 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.report.columns import diverged_note, run_captions
+from hpcfl.report.columns import mean_and_std, number, percent, seeds_note, spread
 from hpcfl.report.comparison import (
     ACCURACIES,
     fraction,
-    mean_and_std,
     places,
     printed,
-    seeds_note,
-    spread,
     with_published,
 )
 from hpcfl.report.grid import Grid, Row, SetUp, read_grid
+from hpcfl.report.groups import diverged_note, run_captions, seed_captions
 from hpcfl.report.published import Published, find
 from hpcfl.report.rounds_to_target import BASELINE, Target, TargetRounds, target_rounds, with_target
-from hpcfl.report.seed_groups import seed_captions
 from hpcfl.report.table import Report, Table, Value, with_settings
 from hpcfl.run_dir.record import RunRecord
 
@@ -188,7 +185,7 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
 
 
 def _mean(values: Sequence[float], metric: str, after: str, *, competes: bool) -> _Cell:
-    text = spread([100 * value for value in values], "{:.2f}") + after
+    text = spread(values, percent) + after
     return _Cell(text, *mean_and_std(values), metric, len(values), competes=competes)
 
 
@@ -205,7 +202,7 @@ def _printed(rows: Sequence[Published]) -> _Cell:
 def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
     reached = target_rounds(runs, target)
     metrics = target.metrics
-    number = f"{target.number:g}"
+    name = f"{target.number:g}"
     pairs: _Pairs = {}
     speedups: _Pairs = {}
     for row in grid.rows:
@@ -216,12 +213,12 @@ def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
             speeds = find(job, metrics[1]) if metrics else []
             ours = _rounds_cell(runs, reached, members)
             pairs[row, column] = _Pair(
-                ours._replace(metric=f"rounds_to_{number}"),
+                ours._replace(metric=f"rounds_to_{name}"),
                 _printed_rounds(rows, speeds),
                 places(rows),
             )
             speedups[row, column] = _Pair(
-                _speedup(reached, members)._replace(metric=f"speedup_{number}"),
+                _speedup(reached, members)._replace(metric=f"speedup_{name}"),
                 _printed_speedup(speeds),
                 places(speeds),
             )
@@ -244,7 +241,7 @@ def _rounds_cell(runs: Sequence[RunRecord], reached: TargetRounds, members: Sequ
     speed = _speedup(reached, members)
     fewer = f", n={speed.members}" if speed.members != len(rounds) else ""
     faster = f" ({speed.mean:.2f}x{fewer})" if speed.mean is not None else ""
-    text = spread(rounds, "{:.0f}") + faster + seeds_note(len(rounds), len(members))
+    text = spread(rounds, number("{:.0f}")) + faster + seeds_note(len(rounds), len(members))
     competes = len(rounds) == len(members)
     return _Cell(text, *mean_and_std(rounds), members=len(rounds), competes=competes)
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
-from hpcfl.job.settings import SEED, Settings, affects_results, changed, labels
-from hpcfl.report.compared_runs import EXAMPLES, ComparedRuns
-from hpcfl.report.comparison import Column, ComparisonColumns, spread
+from hpcfl.job.settings import SEED, Settings, affects_results, changed
+from hpcfl.report.columns import Column, number, of_runs
+from hpcfl.report.comparison import ComparisonColumns
+from hpcfl.report.groups import EXAMPLES, ComparedRuns, labels
 from hpcfl.report.published import Published, centralised, find, set_up
 from hpcfl.run_dir.record import ChosenOn, RunRecord
 
-_SPEED_UP, _PUBLISHED = "speed-up\nx", "published\nrounds"  # titles of columns
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""
 _SGD = ("lr", "lr_decay", "schedule", "weight_decay", "clip", "momentum", "nesterov")
@@ -134,19 +134,29 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
         JobError: as `Target.level`.
     """
     rounds, speedups, baselines, captions_of = target_rounds(runs, target)
-    number = f"{target.number:g}"
-    title = f"rounds\nto {target.title}"
-    columns = [_column(title, f"target_round_{number}", rounds, "{:.0f}")]
+    name = f"{target.number:g}"
+    key = f"target_round_{name}"
+    columns = [
+        Column(f"rounds\nto {target.title}", key, of_runs(runs, rounds), number("{:.0f}"), "known")
+    ]
     captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
     if any(run.algorithm == BASELINE for run in runs):
-        key = f"speedup_{number}"
-        column = _column(_SPEED_UP, key, speedups, "{:.2f}")
+        key = f"speedup_{name}"
         names = [baseline.label if baseline else None for baseline in baselines]
-        columns.append(column._replace(values={**column.values, f"{key}_baseline": names}))
+        columns += [
+            Column("speed-up\nx", key, of_runs(runs, speedups), number("{:.2f}"), "known"),
+            Column(None, f"{key}_baseline", of_runs(runs, names), over_seeds="texts"),
+        ]
     known = [find(run.settings, *target.metrics[:1]) for run in runs]
     if any(known):
-        key = f"published_target_round_{number}"
-        columns.append(_published([rows[0] if rows else None for rows in known], key))
+        firsts = [rows[0] if rows else None for rows in known]
+        printed = [None if row is None else _printed(row) for row in firsts]
+        values = [row.value if row else None for row in firsts]
+        key = f"published_target_round_{name}"
+        columns += [
+            Column("published\nrounds", None, of_runs(runs, printed), over_seeds="same"),
+            Column(None, key, of_runs(runs, values), over_seeds="same"),
+        ]
         places = dict.fromkeys(f"{row.paper}, table {row.table}" for rows in known for row in rows)
         captions.append(f"published rounds: {'; '.join(places)}")
     if any(run.algorithm == BASELINE for run in runs):
@@ -331,14 +341,6 @@ def _name(names: Sequence[str], job: _Job) -> str:
     return names[_any(job)] + (f" (and {more} more seed{'s' * (more > 1)})" if more else "")
 
 
-def _column(title: str, key: str, values: Sequence[float | None], show: str) -> Column:
-    return Column(title, [spread([value], show) for value in values], {key: values}, values, show)
-
-
-def _published(rows: Sequence[Published | None], key: str) -> Column:
+def _printed(row: Published) -> str:
     """The rounds that a paper prints."""
-    cells = [
-        "-" if row is None else "never" if row.value is None else f"{row.value:.0f}" for row in rows
-    ]
-    values = [row.value if row else None for row in rows]
-    return Column(_PUBLISHED, cells, {key: values})
+    return "never" if row.value is None else f"{row.value:.0f}"

@@ -6,9 +6,9 @@ from typing import Any
 
 from hpcfl.engine.timing import PHASES
 from hpcfl.io.table import render_tables
-from hpcfl.job.settings import labels
 from hpcfl.report.columns import duration
 from hpcfl.report.formats import drawn
+from hpcfl.report.groups import labels
 from hpcfl.report.table import Table
 from hpcfl.run_dir.record import RunRecord
 

@@ -21,7 +21,8 @@ from hpcfl.job.resume_rules import (
     require_mutable,
 )
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten, group_by_seed
+from hpcfl.job.settings import flatten
+from hpcfl.report.groups import group_by_seed
 
 JOB = {
     "data": {"kind": "digits", "clients": 4},

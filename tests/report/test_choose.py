@@ -204,11 +204,15 @@ def test_a_baseline_is_chosen_on_validation_data():
         record("hbm", [0.1, 0.9], [0.1, 0.9], "local.lr=0.3", algorithm="fedhbm", rounds=4),
     ]
     target = Target(0.8, absolute=True)
+
+    def speed_up(found):
+        return {c.title: c.cell(runs[2]) for c in found.columns}["speed-up\nx"]
+
     found = with_target(runs, target)
-    assert {c.title: c.cells[2] for c in found.columns}["speed-up\nx"] == "2.00"
+    assert speed_up(found) == "2.00"
     assert "2 fedavg jobs (chosen on the validation data)" in found.captions[-1]
     found = with_target(without_validation(runs), target)
-    assert {c.title: c.cells[2] for c in found.columns}["speed-up\nx"] == "1.00"
+    assert speed_up(found) == "1.00"
     assert "2 fedavg jobs (chosen on the test set)" in found.captions[-1]
 
 

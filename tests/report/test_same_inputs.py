@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hpcfl
-from hpcfl.report.same_inputs import with_common_paths
+from hpcfl.report.collect import with_common_paths
 from hpcfl.run_dir.record import RunRecord
 
 

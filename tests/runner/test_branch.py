@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcfl.io import checksum
-from hpcfl.job.settings import group_by_seed
+from hpcfl.report.groups import group_by_seed
 from hpcfl.report.plots import Plot
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.manifest import committed, rounds

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcfl.errors import JobError
 from hpcfl.job.registry import suggestion
-from hpcfl.job.settings import SEED, distinguishing_settings, labels
-from hpcfl.report.comparison import mean_and_std
+from hpcfl.job.settings import SEED, distinguishing_settings
+from hpcfl.report.columns import mean_and_std
+from hpcfl.report.groups import labels, seed_groups
 from hpcfl.report.plots.drawing import (
     FEW,
     MOST,
@@ -31,7 +32,6 @@ from hpcfl.report.plots.figure import (
     save,
 )
 from hpcfl.report.published import set_up
-from hpcfl.report.seed_groups import seed_groups
 from hpcfl.run_dir.record import RunRecord
 
 if TYPE_CHECKING:
