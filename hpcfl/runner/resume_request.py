@@ -135,8 +135,9 @@ class ResumeRequest:
         before = input_places(flatten(load_run(folder).tree))
         if newest.job != folder.job_fingerprint:
             raise JobError(
-                f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
-                "back, or run the changed job into another directory"
+                f"{newest.folder}: is of another job than {folder.job}, such as another seed: one "
+                "of the two was changed or is of another run; put back the one that belongs here, "
+                "or run the job into another directory"
             )
         names, earlier = InputNames(places), InputNames(before)
         require_same(newest.inputs, inputs, names, earlier, folder.root)
