@@ -39,7 +39,17 @@ def one_line(text: str) -> str:
     """Make a text one printable line: cut if long, line breaks as spaces, the rest escaped."""
     text = text.rstrip()
     cut = text if len(text) <= _LONG else f"{text[:_LONG]}..."
-    return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in cut)
+    return printable(cut).replace("\n", " ")
+
+
+def printable(text: str) -> str:
+    """A text in which a terminal finds nothing to obey but line breaks; the rest is escaped.
+
+    Names of files and texts of a history may hold anything.
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else " " if c.isspace() else ascii(c)[1:-1] for c in text
+    )
 
 
 def user_code_location(error: BaseException) -> str:

@@ -58,7 +58,7 @@ class AdaBest(Algorithm):
     def finish(
         self, y: Vector, local: State, message: Message, state: State, client: Client
     ) -> tuple[Upload, State]:
-        delta, now = message.x - y, client.round + 1
+        delta, now = message.x - y, client.round.to(int64) + 1
         return Upload(delta), State(state.h / (now - state.seen) + self.mu * delta, now)
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:

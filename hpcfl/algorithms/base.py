@@ -45,9 +45,9 @@ FullGradientScope = Literal["none", "client", "cohort", "server"]
 
 
 class Client(NamedTuple):
-    """A client in one round; numbers are 0-d tensors."""
+    """A client in one round; numbers are 0-d tensors of float64, in a job of float32 too."""
 
-    round: Scalar  # t, counted from zero (int64)
+    round: Scalar  # t, counted from zero
     steps: Scalar  # K, local steps of this round
     lr: Scalar  # eta, local learning rate of this round
     examples: Scalar  # n, its number of training examples

@@ -41,8 +41,9 @@ class Centralized(FedAvg):
     def resolve_defaults(self, participation: float, population: int) -> "Centralized":
         if population != 1:
             raise ValueError(
-                f"trains on pooled data, but the data is divided among {population} clients; set "
-                "data.partition={kind: pooled}, data.clients=1 and cohort={kind: cyclic, size: 1}"
+                f"trains on pooled data, but the data is divided among {population} clients; "
+                "set data.partition={kind: pooled}, data.clients=null and cohort={kind: cyclic, "
+                "size: 1}"
             )
         return self
 

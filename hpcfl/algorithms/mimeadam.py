@@ -24,7 +24,7 @@ the defaults of b2 and eps are from others who quote it.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torch import float64, full_like, zeros_like
+from torch import full_like, zeros_like
 
 from hpcfl.algorithms.base import Client
 from hpcfl.algorithms.mime import MimeFramework
@@ -69,7 +69,7 @@ class MimeAdam(MimeFramework):
         if self.form == "fixed":
             return m / (server.v.sqrt() + self.eps)
         if self.bias_correction is not False:
-            count = client.round.to(float64) + 1
+            count = client.round + 1
             m, v = m / (1 - self.b1**count), v / (1 - self.b2**count)
         return m / (v.sqrt() + self.eps)
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from hpcfl import signals
 from hpcfl.cli.parser import parser
@@ -24,6 +24,7 @@ from hpcfl.errors import (
     as_disk_error,
     ended_program,
     print_traceback,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -143,6 +144,16 @@ def _discard(output: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
 
+def _say(text: object, *, file: TextIO | None = None, end: str = "\n") -> None:
+    """Print a text for people, with nothing in it that a terminal obeys."""
+    print(printable(str(text)), file=file, end=end)
+
+
+def _say_path(path: Path) -> None:
+    """Print a path that a script may read: as it is, but to a terminal."""
+    print(printable(str(path)) if sys.stdout.isatty() else path)
+
+
 def _may_print() -> bool:
     """Whether this process is rank 0, or its rank is unknown."""
     from hpcfl.comm.launcher import detect
@@ -193,7 +204,7 @@ def _check(options: argparse.Namespace) -> None:
     from hpcfl.cli.check import check_job
     from hpcfl.job.schema import load
 
-    print(check_job(load(options.job, options.overrides), data=options.data))
+    _say(check_job(load(options.job, options.overrides), data=options.data))
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -208,7 +219,7 @@ def _plan(options: argparse.Namespace) -> None:
             if getattr(options, name) is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise JobError(f"plan --scale: {option} is for a job; leave it out")
-        print(show_scale(options.job, options.ranks, options.plot))
+        _say(show_scale(options.job, options.ranks, options.plot))
         return
     from hpcfl.job.schema import load
     from hpcfl.plan import read_cost_model
@@ -218,7 +229,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         raise JobError("plan: --plot is for --scale; leave it out")
     if options.pieces:
-        print("plan: --pieces is called --costs now", file=sys.stderr)
+        _say("plan: --pieces is called --costs now", file=sys.stderr)
     file = options.costs or options.pieces
     costs = read_cost_model(file) if file else None
     loaded = load(options.job, options.overrides)
@@ -231,13 +242,13 @@ def _plan(options: argparse.Namespace) -> None:
         ranks_per_node=options.ranks_per_node,
         words=[str(options.job), *options.overrides],
     )
-    print(made)
+    _say(made)
 
 
 def _status(options: argparse.Namespace) -> None:
     from hpcfl.monitor.status import status
 
-    print(status(options.dir))
+    _say(status(options.dir))
 
 
 def _sweep(options: argparse.Namespace) -> None:
@@ -257,7 +268,7 @@ def _sweep(options: argparse.Namespace) -> None:
         return
     # The runs start from job files with the present names, so they have nothing to say of old ones.
     for note in dict.fromkeys(note for point in sweep.points for note in point.loaded.notes):
-        print(note, file=sys.stderr)
+        _say(note, file=sys.stderr)
     if options.write_jobs:
         _write_jobs(sweep, root)
     elif options.submit:
@@ -282,7 +293,7 @@ def _write_jobs(sweep: Sweep, root: Path) -> None:
     from hpcfl.sweep.run_sweep import write_job_files
 
     for path in write_job_files(sweep, root):
-        print(path)
+        _say_path(path)
 
 
 def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
@@ -291,7 +302,7 @@ def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     if options.parallel:
         raise JobError("--parallel is for a sweep that runs here; with --submit: --pack K")
     array = SlurmArray(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
-    print(array.command_line() if options.dry_run else array.submit())
+    _say(array.command_line() if options.dry_run else array.submit())
 
 
 def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
@@ -302,7 +313,7 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     if options.pack or options.sbatch:
         raise JobError("--pack and --sbatch are for --submit")
     if options.dry_run:
-        print(runs_table(pending_runs(sweep, root)))
+        _say(runs_table(pending_runs(sweep, root)))
         return
     partly = options.points is not None or options.only is not None
     outcome = run_sweep(sweep, root, options.parallel, partly=partly)
@@ -336,9 +347,9 @@ def _export(options: argparse.Namespace) -> None:
                 best=options.best,
             )
         for warning in caught:
-            print(warning.message, file=sys.stderr)
+            _say(warning.message, file=sys.stderr)
     for path in paths:
-        print(path)
+        _say_path(path)
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -369,7 +380,7 @@ def _report(options: argparse.Namespace) -> None:
     if plot is not None:
         _draw(plot, files)
     for line in collected.notes:
-        print(line, file=sys.stderr)
+        _say(line, file=sys.stderr)
 
 
 def _table(
@@ -381,7 +392,10 @@ def _table(
     *,
     names: DisplayNames | None = None,
 ) -> str:
-    """Runs as a table; of some columns, without the table of the time by phase."""
+    """Runs as a table; of some columns, without the table of the time by phase.
+
+    All of it is printable but the escape codes of bold cells.
+    """
     from hpcfl import report
     from hpcfl.report import timing
     from hpcfl.report.choose_columns import ChosenColumn, choose_columns
@@ -396,9 +410,8 @@ def _table(
     if form == "table":
         text = report.plain(made, styled=sys.stdout.isatty())
         return text if columns is not None else text + timing.table(runs, names)
-    return {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}[form](
-        made
-    )
+    form_of = {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
+    return printable(form_of[form](made))
 
 
 def _watch(options: argparse.Namespace) -> None:
@@ -406,7 +419,7 @@ def _watch(options: argparse.Namespace) -> None:
 
     page = watch(options.dir)
     if page:
-        print(page, end="")
+        _say(page, end="")
 
 
 def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
@@ -414,20 +427,20 @@ def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
     from hpcfl.report.plots import Plot
 
     if path.parent.exists() and not os.access(path.parent, os.W_OK):  # an archive
-        print(f"no plot: {path.parent} cannot be written", file=sys.stderr)
+        _say(f"no plot: {path.parent} cannot be written", file=sys.stderr)
         return
     try:
         _draw(Plot(runs, [path]), [path])
     except JobError as e:
-        print(f"no plot: {e}", file=sys.stderr)
+        _say(f"no plot: {e}", file=sys.stderr)
 
 
 def _draw(plot: Plot, files: Sequence[Path]) -> None:
     plot.draw()
     for line in plot.notes:
-        print(line, file=sys.stderr)
+        _say(line, file=sys.stderr)
     for path in files:
-        print(f"plot: {path}", file=sys.stderr)
+        _say(f"plot: {path}", file=sys.stderr)
 
 
 def _data_show(options: argparse.Namespace) -> None:
@@ -438,16 +451,16 @@ def _data_show(options: argparse.Namespace) -> None:
     size = FigureSize.parse(options.size)
     if size and not options.plot:
         raise JobError("data show: --size is of a plot; add --plot F.png, or leave it out")
-    print(show_partition(load(options.job, options.overrides), options.plot, size))
+    _say(show_partition(load(options.job, options.overrides), options.plot, size))
     if options.plot:
-        print(f"plot: {options.plot}")
+        _say(f"plot: {options.plot}")
 
 
 def _data_export_split(options: argparse.Namespace) -> None:
     from hpcfl.job.schema import load
     from hpcfl.runner.export_split import export_split
 
-    print(export_split(load(options.job, options.overrides), options.output))
+    _say(export_split(load(options.job, options.overrides), options.output))
 
 
 def _data_prepare(options: argparse.Namespace) -> None:
@@ -459,7 +472,7 @@ def _data_prepare(options: argparse.Namespace) -> None:
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared
     with nullcontext() if root is None else preparing(Path(root), options.kind):
-        print(f"ready: {config.prepare(track)}: {sizes_text(config.load(0))}")
+        _say(f"ready: {config.prepare(track)}: {sizes_text(config.load(0))}")
 
 
 def _drift(options: argparse.Namespace) -> None:
@@ -467,32 +480,32 @@ def _drift(options: argparse.Namespace) -> None:
     from hpcfl.report.plots.figure import FigureSize
 
     size = FigureSize.parse(options.size)
-    print(draw_drift(options.job, options.overrides, options.only, options.plot, size))
-    print(f"plot: {options.plot}", file=sys.stderr)
+    _say(draw_drift(options.job, options.overrides, options.only, options.plot, size))
+    _say(f"plot: {options.plot}", file=sys.stderr)
 
 
 def _cite(options: argparse.Namespace) -> None:
     from hpcfl.cli.cite import cite
 
-    print(cite(options.source))
+    _say(cite(options.source))
 
 
 def _list(options: argparse.Namespace) -> None:
     if options.what == "schema":
         from hpcfl.job.json_schema import job_schema
 
-        print(json.dumps(job_schema(), indent=2))
+        _say(json.dumps(job_schema(), indent=2))
         return
     from hpcfl.cli.listing import listing
 
-    print(listing(options.what))
+    _say(listing(options.what))
 
 
 def _init(options: argparse.Namespace) -> None:
     from hpcfl.cli.init import init
 
     for path in init(options.dir):
-        print(path)
+        _say_path(path)
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -508,11 +521,11 @@ def _bench(options: argparse.Namespace) -> None:
         if options.plot == options.json:
             raise JobError(f"bench: --json and --plot both name {options.plot}; give two files")
     if "renamed" in options and _may_print():
-        print(options.renamed, file=sys.stderr)
+        _say(options.renamed, file=sys.stderr)
     result = BENCHES[options.command](options)
     if not result:  # rank 0 has it
         return
-    print(result)
+    _say(result)
     if options.json:
         result.write(options.json)
     if options.plot:
@@ -526,7 +539,7 @@ def _bench_chaos(options: argparse.Namespace) -> None:
     tally = bench_chaos(
         options.kills, options.ranks, options.seed, options.dir, stops=options.stops
     )
-    print(tally)
+    _say(tally)
     tally.check()
 
 

@@ -9,6 +9,7 @@ from hpcfl.comm.launcher import Launch, detect
 from hpcfl.comm.load_mpi import load_mpi
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
+from hpcfl.packages import refuse_shadow
 
 Backend = Literal["auto", "mpi", "gloo", "nccl"]
 
@@ -57,6 +58,7 @@ def choose(launch: Launch, device_type: str) -> tuple[Literal["mpi", "gloo", "nc
         return "nccl", "the ranks have GPUs"
     if launch.launcher == "torchrun":
         return "gloo", "torchrun started ranks on CPUs"
+    refuse_shadow("mpi4py")
     if find_spec("mpi4py") is None:
         return "gloo", "the ranks are on CPUs, and mpi4py is not installed"
     return "mpi", "the ranks are on CPUs, and mpi4py is installed"

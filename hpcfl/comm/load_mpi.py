@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from hpcfl.errors import JobError
+from hpcfl.packages import refuse_shadow
 
 
 def load_mpi(where: str, otherwise: str) -> ModuleType:
@@ -17,6 +18,7 @@ def load_mpi(where: str, otherwise: str) -> ModuleType:
     Raises:
         JobError: mpi4py is not installed, or finds no MPI.
     """
+    refuse_shadow("mpi4py")
     if find_spec("mpi4py") is None:
         raise JobError(f"{where}: mpi4py is not installed; pip install mpi4py, or {otherwise}")
     try:

@@ -32,6 +32,7 @@ from hpcfl.comm.heartbeat import (
     round_and_phase,
 )
 from hpcfl.comm.solo import end_process
+from hpcfl.errors import one_line
 
 PERIOD_S = 5.0  # between two heartbeats, at most ...
 PERIODS_PER_TIMEOUT = 12  # at least
@@ -109,11 +110,12 @@ class Watchdog:
             except OSError as e:
                 self._failed = True
                 with suppress(AttributeError, OSError):
-                    sys.stderr.write(
+                    text = (
                         f"[rank {self._rank} of {self._size}] no more heartbeats in "
                         f"{self._files.folder} ({e.strerror}): were a rank to hang, this one would "
-                        "be named\n"
+                        "be named"
                     )
+                    sys.stderr.write(f"{one_line(text)}\n")
 
     def _report(self, reason: str) -> None:
         """Print why the run ends, unless another rank does, and end this process."""
@@ -124,7 +126,7 @@ class Watchdog:
         if not self.claim_report(line, LOST_CODE):
             self._end_after_report()
         try:
-            sys.stderr.write(line + "\n")
+            sys.stderr.write(one_line(line) + "\n")
         finally:  # also where standard error is closed
             end_process(LOST_CODE)
 

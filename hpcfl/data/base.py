@@ -126,7 +126,7 @@ class DataConfig(Section):
         if isinstance(self.partition, Pooled) and self.clients not in (None, 1):
             raise ValueError(
                 f"clients is {self.clients}, but the partition is pooled: one client holds "
-                "everything; set clients to 1 or null"
+                "everything; set clients to null"
             )
         if self.names_clients is False:
             if isinstance(self.partition, Natural):

@@ -2,10 +2,29 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn.functional import pad
+
+from hpcfl.types import Positive
+
+
+def require_rgb(numbers: tuple[float, ...]) -> tuple[float, ...]:
+    """The numbers of the three channels.
+
+    Raises:
+        ValueError: they are not three.
+    """
+    if len(numbers) != 3:
+        raise ValueError(f"found {len(numbers)} numbers, expected 3: of red, green and blue")
+    return numbers
+
+
+Mean = Annotated[tuple[float, ...], AfterValidator(require_rgb)]  # of pixels in [0, 1]
+Std = Annotated[tuple[Positive, ...], AfterValidator(require_rgb)]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of red, green and blue in [0, 1]
 IMAGENET_STD = (0.229, 0.224, 0.225)

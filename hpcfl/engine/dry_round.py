@@ -182,7 +182,6 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
         # Separate tensors, so that identity tells which of them a state keeps.
         x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
         number = torch.zeros((), dtype=torch.float64)
-        whole = torch.zeros((), dtype=torch.int64)
     server = first_server(algorithm, x0, mean)
     full_points = full_gradient_points(algorithm, server)
     grads = known_to_server(algorithm, [mean for _ in full_points])
@@ -190,7 +189,7 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
     server = call_prepare(algorithm, server, cohort)
     message = call(algorithm, "broadcast", server)
     state = call(algorithm, "init_client", first, lambda: first)
-    client = Client(whole, number, number, number, full_grad=full, cohort_grad=mean)
+    client = Client(number, number, number, number, full_grad=full, cohort_grad=mean)
     points: list[Tensor] = []
 
     def grad(y: Vector) -> Vector:

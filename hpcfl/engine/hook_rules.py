@@ -285,11 +285,10 @@ def require_repeatable_without_data(algorithm: Algorithm) -> None:
     generator = torch.Generator().manual_seed(0)
     x0, *noise = (torch.randn(SMALL, generator=generator) for _ in range(3))
     number = torch.ones((), dtype=torch.float64)
-    whole = torch.zeros((), dtype=torch.int64)
 
     def made(noise: Vector) -> Member:
         state = call(algorithm, "init_client", x0, x0.clone)
-        client = Client(whole, number, 0.1 * number, number, noise, noise)
+        client = Client(0 * number, number, 0.1 * number, number, noise, noise)
         return Member(state, client, lambda y: y + noise, noise)
 
     members = [lambda own=own: made(own) for own in noise]

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar, cast
 
@@ -18,6 +17,8 @@ from rich.progress import Progress as RichProgress
 from rich.progress import track as rich_track
 from rich.table import Column
 
+from hpcfl.errors import one_line
+from hpcfl.packages import installed
 from hpcfl.types import Record
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ class _Paced(Progress, ABC):
         self._print(text)
 
     def _print(self, text: str) -> None:
-        self._stream.write(text + "\n")
+        self._stream.write(f"{one_line(text)}\n")
         self._stream.flush()
 
     def _line(self, record: Mapping[str, Any], pace: str) -> str:
@@ -185,7 +186,9 @@ class _Bar(_Paced):
             redirect_stdout=False,
             expand=True,
         )
-        self._task = self._bar.add_task(job_name, total=rounds, completed=start, status="")
+        self._task = self._bar.add_task(
+            one_line(job_name), total=rounds, completed=start, status=""
+        )
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -195,7 +198,7 @@ class _Bar(_Paced):
         self._bar.stop()
 
     def _print(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bar.console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, round: int, record: Record, elapsed: float) -> None:
         loss = f"loss {record['train_loss']:.4g}" if "train_loss" in record else ""
@@ -231,8 +234,8 @@ def open_progress(
     if rank != 0:
         return Progress()
     stream = until_unread(sys.stderr if stream is None else stream)
-    console = Console(file=stream)
-    if has_bars(console) or (console.is_jupyter and find_spec("ipywidgets")):
+    console, job_name = Console(file=stream), one_line(job_name)
+    if has_bars(console) or (console.is_jupyter and installed("ipywidgets")):
         return _Bar(job_name, rounds, start, console, clock)
     return _Lines(job_name, rounds, start, stream, clock, LINE_S)
 
@@ -258,7 +261,7 @@ def track(
         total: how many items there are, if known.
         thread: whether a thread draws the bar; else it is drawn between two items.
     """
-    console = Console(stderr=True)
+    console, what = Console(stderr=True), one_line(what)
     if has_bars(console):
         yield from rich_track(
             items, what, total, console=console, transient=True, auto_refresh=thread

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cache
-from importlib.util import find_spec
 from json import dumps
 from pathlib import Path, PurePath
 from sys import maxsize
@@ -37,6 +36,7 @@ from hpcfl.job.yaml_file import (
 )
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
+from hpcfl.packages import installed, refuse_shadow
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
@@ -67,7 +67,7 @@ class Store(Section):
     cache_gib: NonNegative = 1.0
     """Host memory per rank for states and the objects that hold them, in GiB."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the states between rounds, where the model's is wider; the model's when absent."""
+    """Of the states' vectors between rounds, where it is narrower than the model's."""
     dir: PathText | None = None
     """A folder on a disk of the node's own, for the rounds; checkpoints copy what changed."""
 
@@ -125,24 +125,22 @@ class Log(Section):
     @property
     def events(self) -> bool:
         """Whether they are."""
-        return _installed("tensorboard") if self.tensorboard == "auto" else self.tensorboard
+        return installed("tensorboard") if self.tensorboard == "auto" else self.tensorboard
 
     def check(self) -> None:
-        """Raise JobError where a package is not installed that the section needs."""
-        if self.tensorboard is True and not _installed("tensorboard"):
+        """Raise JobError where a package is not installed, or hidden, that the section needs."""
+        if self.tensorboard is True and not installed("tensorboard"):
+            refuse_shadow("tensorboard")
             raise JobError(
                 "log.tensorboard: found true, but no package tensorboard; say `pip install "
                 "tensorboard`, or auto or false"
             )
-        if self.tracking is not None and not _installed(name := self.tracking.name):
+        if self.tracking is not None and not installed(name := self.tracking.name):
+            refuse_shadow(name)
             raise JobError(
                 f"log.tracker: found {name}, but no package {name}; say `pip install "
                 f"{_PACKAGES[name]}`, or log.tracker=null"
             )
-
-
-def _installed(package: str) -> bool:
-    return find_spec(package) is not None
 
 
 ExecutorName = Literal["sequential", "block", "auto"]

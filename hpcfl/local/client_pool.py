@@ -135,7 +135,7 @@ class ClientPool:
             client_id=client,
             round=round,
             client=Client(
-                round=_number(round, torch.int64),
+                round=_number(round),
                 steps=_number(steps),
                 lr=_number(self._local_lr(round)),
                 examples=_number(count),
@@ -317,6 +317,9 @@ class _Timed(Iterator[Item]):
 
 
 @lru_cache(4096)
-def _number(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A 0-d tensor; hooks change nothing in place, so that one serves all clients."""
-    return torch.tensor(value, dtype=dtype)
+def _number(value: float) -> Tensor:
+    """A 0-d tensor; hooks change nothing in place, so that one serves all clients.
+
+    Never of integers: a Python float to the power of such a tensor is float32.
+    """
+    return torch.tensor(value, dtype=torch.float64)

@@ -52,7 +52,7 @@ def status(root: Path) -> str:
         observer = RunObserver(root)
         lines = list(describe(observer.read(), observer.sizes()))
     width = max(11, *(len(title) for title, _ in lines))
-    return "\n".join(f"{title:<{width}} {text}" for title, text in lines)
+    return "\n".join(one_line(f"{title:<{width}} {text}") for title, text in lines)
 
 
 def describe(facts: RunFacts, sizes: str) -> Iterator[tuple[str, str]]:
@@ -97,7 +97,8 @@ def _folder_status(root: Path, found: Found) -> str:
         lines.append(f"{state:<12} {text}")
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     counts += f"; {diverged} of them diverged, with finite numbers" if diverged else ""
-    return "\n".join([*lines, *found.unreadable, f"{number_of_runs(len(found.runs))}: {counts}"])
+    lines += [*found.unreadable, f"{number_of_runs(len(found.runs))}: {counts}"]
+    return "\n".join(map(one_line, lines))
 
 
 def _run_line(root: Path, name: Path, *, failed: bool) -> tuple[str, str, bool]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfl.errors import JobError
+from hpcfl.packages import refuse_shadow
 from hpcfl.run_dir.record import read_run
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ def read_log(path: Path) -> "DataFrame":
         JobError: the directory holds no run, or pandas is not installed.
         StoreError: the log is damaged.
     """
+    refuse_shadow("pandas")
     try:
         from pandas import DataFrame
     except ImportError as e:

@@ -12,6 +12,7 @@ from rich.box import ASCII2
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from hpcfl.errors import printable
 from hpcfl.io.table import UNLIMITED, least_width, render_tables
 from hpcfl.report.table import Report, Table
 
@@ -40,7 +41,8 @@ def drawn(table: Table) -> RichTable:
     """A table as a terminal shows it; only the column of settings may be wrapped."""
     made = RichTable(box=ASCII2)
     made.header_style = ""
-    for kind, title, *cells in zip(table.kinds, table.titles, *table.rows, strict=True):
+    titles, *rows = [[*map(printable, line)] for line in (table.titles, *table.rows)]
+    for kind, title, *cells in zip(table.kinds, titles, *rows, strict=True):
         if kind == "settings":
             pairs = (pair for text in (title, *cells) for pair in re.split("(?<=,) ", text))
             needed = max(map(len, pairs))  # a key stays with its value
@@ -48,7 +50,7 @@ def drawn(table: Table) -> RichTable:
         else:
             needed = max(len(line) for text in (title, *cells) for line in text.split("\n"))
             made.add_column(Text(title), justify=_side(kind), min_width=needed)
-    for r, row in enumerate(table.rows):
+    for r, row in enumerate(rows):
         made.add_row(
             *(Text(cell, "bold" if (r, c) in table.best else "") for c, cell in enumerate(row))
         )
@@ -68,7 +70,7 @@ def plain(report: Report, *, styled: bool = False) -> str:
     width = max(get_terminal_size((UNLIMITED, 0)).columns, *map(least_width, made))
     lines = []
     for table, shown in zip(report.tables, made, strict=True):
-        lines += [render_tables(shown, width=width, styled=styled), *table.captions]
+        lines += [render_tables(shown, width=width, styled=styled), *map(printable, table.captions)]
     return "".join(f"{line}\n" for line in lines)
 
 

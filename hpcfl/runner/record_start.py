@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from hpcfl.errors import DiskError, StoreError
+from hpcfl.errors import DiskError, StoreError, one_line
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io import regular
 from hpcfl.io.code_file import digest_of
@@ -157,10 +157,11 @@ def _record_outcome(session: RankSession, outcome: Outcome) -> None:
         return
     # A start that failed early may have failed before its entry was written.
     if not recorded and outcome.ending != "failed":
-        sys.stderr.write(
+        text = (
             f"{session.folder.history}: has no entry of this start any more: the file was deleted "
-            "or replaced while the run was alive\n"
+            "or replaced while the run was alive"
         )
+        sys.stderr.write(f"{one_line(text)}\n")
 
 
 def warn_of_divergence(session: RankSession, progress: Progress) -> None:

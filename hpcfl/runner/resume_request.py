@@ -21,6 +21,7 @@ from hpcfl.job.resume_rules import (
 from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import LoadedJob, require_runnable, validate_keys
 from hpcfl.job.settings import Settings, flatten
+from hpcfl.job.yaml_file import JobFile
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import require_log_prefix
@@ -82,7 +83,7 @@ class ResumeRequest:
         except JobError:
             # algorithm.name=X fails on the keys of the run's own algorithm; that the name must not
             # change is the better message.
-            require(before, {**before, **_named(flatten(file.tree))}, source.root, origin)
+            require(before, _with_classes_of(file, before), source.root, origin)
             raise
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
@@ -136,8 +137,9 @@ class ResumeRequest:
         before = input_places(flatten(load_run(folder).tree))
         if newest.job != folder.job_fingerprint:
             raise JobError(
-                f"{folder.job}: was changed after the checkpoint of round {newest.round}; put it "
-                "back, or run the changed job into another directory"
+                f"{newest.folder}: is of another job than {folder.job}, such as another seed: one "
+                "of the two was changed or is of another run; put back the one that belongs here, "
+                "or run the job into another directory"
             )
         _refuse_unnamed_order(folder)
         names, earlier = InputNames(places), InputNames(before)
@@ -192,10 +194,18 @@ def _refuse_unnamed_order(folder: RunDir) -> None:
         )
 
 
-def _named(job: Settings) -> Settings:
-    """The settings that name a class of hpcfl's: of the algorithm, the model and the data."""
-    keys = {f"{section}.{registry.key}": registry.known for section, registry in REGISTRIES.items()}
-    return {key: job[key] for key, known in keys.items() if job.get(key) in known}
+def _with_classes_of(file: JobFile, job: Settings) -> Settings:
+    """The job with the algorithm, the model and the data that a file names, if hpcfl knows them.
+
+    The keys of another class go: the new one may not have them.
+    """
+    asked = flatten(file.tree)
+    for section, registry in REGISTRIES.items():
+        key = f"{section}.{registry.key}"
+        if asked.get(key) in registry.known and asked[key] != job.get(key):
+            others = {k: value for k, value in job.items() if not k.startswith(f"{section}.")}
+            job = {**others, key: asked[key]}
+    return job
 
 
 def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:

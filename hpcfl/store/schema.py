@@ -66,10 +66,13 @@ class StateSchema(NamedTuple):
         return StateSchema(part, tuple(f for f in self.fields if f.shared))
 
     def narrowed(self, dtype: torch.dtype) -> "StateSchema":
-        """This schema, with fields of wider floating-point numbers changed to ``dtype``."""
+        """This schema, with the vectors of wider floating-point numbers in ``dtype``.
+
+        Single numbers stay: they take no space, and one may be a round, which must be exact.
+        """
         fields = (
             f._replace(dtype=dtype)
-            if f.dtype.is_floating_point and f.dtype.itemsize > dtype.itemsize
+            if f.shape and f.dtype.is_floating_point and f.dtype.itemsize > dtype.itemsize
             else f
             for f in self.fields
         )

@@ -12,6 +12,7 @@ from typing import IO, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from hpcfl.errors import one_line
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.progress import has_bars, until_unread
@@ -45,7 +46,7 @@ class SweepProgress:
             expand=True,
             disable=not has_bars(self._console),
         )
-        self._whole = self._bars.add_task(name, total=total)
+        self._whole = self._bars.add_task(one_line(name), total=total)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -73,7 +74,7 @@ class SweepProgress:
 
     def log_event(self, event: str, run: str, text: str) -> None:
         """Print an event and append it to the log: "12:30:01 finished fedcm-seed1: 60 rounds"."""
-        line = f"{event:<8} {run}: {text}"
+        line = one_line(f"{event:<8} {run}: {text}")
         with self._opened() as file:
             file.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
         self._console.print(

@@ -109,7 +109,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
         for i, centre in enumerate(centres):
             steps = 2 + i
             client = Client(
-                torch.tensor(t),
+                torch.tensor(float(t), dtype=torch.float64),
                 torch.tensor(float(steps), dtype=torch.float64),
                 torch.tensor(0.1, dtype=torch.float64),
                 torch.tensor(5.0, dtype=torch.float64),

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import sys
 
 import h5py
@@ -351,7 +352,20 @@ def test_job_changed_after_its_checkpoint(half, refused):
     )
     text = job.read_text().splitlines(keepends=True)
     job.write_bytes(resolved("".join(text[:-1])))  # of another run
-    contains(refused("resume", half), "job.yaml: was changed after the checkpoint", "put it back")
+    contains(refused("resume", half), f"is of another job than {job}, such as another seed", "put")
+
+
+def test_a_checkpoint_of_another_seed(half, job, tmp_path, hpcfl, refused):
+    other = tmp_path / "other"
+    assert hpcfl("run", job, "seed=1", "--out", other).code == 0
+    for folder in (half / "checkpoints").iterdir():
+        shutil.rmtree(folder)
+    theirs = committed(other / "checkpoints")[-1].folder
+    shutil.copytree(theirs, half / "checkpoints" / theirs.name)
+    line = refused("resume", half)
+    ours = half / "checkpoints" / theirs.name
+    contains(line, f"JobError: {ours}: is of another job than {half / 'job.yaml'}, such as another")
+    assert "was changed after" not in line
 
 
 @pytest.mark.parametrize("behind", [" # my note\n", "\nseed: 1\n", ""])

@@ -1,5 +1,6 @@
 import os
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.sources.cifar100 import Cifar100
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, JobError
+from hpcfl.job.schema import load
 from tests.real_data import cifar10
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (14, 3, 32, 32), dtype=np.uint8)
@@ -87,6 +89,48 @@ def test_cifar100_takes_the_fine_labels(tmp_path):
     dataset = Cifar100(root=str(tmp_path)).load(0)
     assert dataset.classes == 100
     assert np.array_equal(dataset.train.labels, LABELS[:10] + 90)
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_the_channels_are_normalised_as_the_job_says(tmp_path, augment):
+    write_batches(tmp_path)
+    pixels = torch.from_numpy(PIXELS[:10]).double() / 255
+    for given, mean, std in (
+        ({}, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        ({"mean": (0.4, 0.5, 0.6)}, (0.4, 0.5, 0.6), (0.2470, 0.2435, 0.2616)),
+        ({"std": (0.1, 0.2, 0.3)}, (0.4914, 0.4822, 0.4465), (0.1, 0.2, 0.3)),
+    ):
+        dataset = Cifar10(root=str(tmp_path), augment=augment, **given).load(0)
+        inputs = dataset.transform(dataset.train.inputs, torch.float64, None)
+        shift, scale = (torch.tensor(one, dtype=torch.float64).view(3, 1, 1) for one in (mean, std))
+        torch.testing.assert_close(inputs, (pixels - shift) / scale)
+
+
+def test_cifar100_has_numbers_of_its_own_unless_the_job_gives_them():
+    assert (Cifar100().mean, Cifar100().std) == (
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+    )
+    data = load("cifar10/fedhbm_noniid", ["task=cifar100-lenet"]).job.data
+    assert isinstance(data, Cifar100)
+    assert (data.mean, data.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("std=[0.2, 0.2]", "std: found 2 numbers, expected 3: of red, green and blue"),
+        ("mean=[1, 1, 1, 1]", "mean: found 4 numbers, expected 3: of red, green and blue"),
+        ("std=[0.2, 0, 0.2]", "std.1: found 0, expected a number greater than 0"),
+        ("std=[-0.2, 1, 1]", "std.0: found -0.2, expected a number greater than 0"),
+        ("std=[.nan, 1, 1]", "std.0: found nan, expected a finite number"),
+        ("mean=[1, 1, .inf]", "mean.2: found inf, expected a finite number"),
+        ("mean=0.5", "mean: found 0.5, expected a list"),
+    ],
+)
+def test_other_numbers_of_channels(setting, said):
+    with pytest.raises(JobError, match=f"^command line: data.{re.escape(said)}$"):
+        load("cifar10/fedhbm_noniid", [f"data.{setting}"])
 
 
 class Hostile:

@@ -15,7 +15,7 @@ TABLES = {
     ("FedHBM", "6"): ("fedhbm_table6*", "fedhbm_table6*"),
     ("FedHBM", "9"): ("fedhbm_table[34]_cifar100", ""),
     ("FedHBM", "10"): ("fedhbm_table10", "fedhbm_table10"),
-    ("FedHBM", "11"): ("fedhbm_table3_* fedhbm_table11", "fedhbm_table11"),
+    ("FedHBM", "11"): ("fedhbm_table3_* fedhbm_table11*", "fedhbm_table11*"),
     ("FedCM", "1"): ("fedcm_table1", "fedcm_table1"),
     ("FedCM", "2"): ("fedcm_table2", "fedcm_table2"),
     ("FedCM", "3"): ("fedcm_table3", "fedcm_table3"),
@@ -71,6 +71,18 @@ def test_five_seeds_but_for_a_search(path):
     seeds = {point.loaded.job.seed for point in sweep(path).points}
     search = "table7" in path.stem or "search" in path.stem
     assert seeds == ({0} if search else {0, 1, 2, 3, 4})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs/papers").glob("fedhbm_*.yaml")), ids=str)
+def test_cifar_is_as_in_the_authors_code(path):
+    """RickZack/GHBM at 41da4a9: src/datasets/cifar.py, lines 89 to 100; src/algo/fedbase.py, 52."""
+    for point in sweep(path).points:
+        job = flatten(point.loaded.tree)
+        if job["data.kind"] in ("cifar10", "cifar100"):
+            assert job["data.mean"] == [0.4914, 0.4822, 0.4465], point.name
+            assert job["data.std"] == [0.2023, 0.1994, 0.2010], point.name
+        federated = job["algorithm.name"] != "centralized"
+        assert job["local.drop_last"] == (federated and job["model.name"] == "resnet20")
 
 
 def test_the_search_of_table_5_has_the_printed_rates():

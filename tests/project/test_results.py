@@ -1,12 +1,17 @@
 """Numbers of runs in the documents are those of the records in docs/records."""
 
 import csv
+import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import yaml
 
+from hpcfl.data.sources.cifar10 import Cifar10
+from hpcfl.job.schema import load
+from hpcfl.job.settings import flatten
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.record import read_run, with_history
 from tests.project.pages import section
@@ -76,6 +81,19 @@ def test_fedhbm_with_500_clients():
         for share in ("70", "80")
     ]
     assert [(share, mark, int(at)) for share, mark, at in marks] == first
+
+
+def test_the_records_have_the_normalisation_that_the_page_says():
+    """It is another than that of the present jobs, so a job of a record is not one of jobs/."""
+    text = (ROOT / "docs/results.md").read_text()
+    found = re.findall(r"`data\.std=(\[[0-9., ]+\])`", text)
+    for path in RUNS.rglob("job.yaml"):
+        job = flatten(yaml.safe_load(path.read_text()))
+        if job["data.kind"] == "cifar10":
+            assert [job.get("data.std", list(Cifar10.std))] == [*map(json.loads, found)]
+    now = load("cifar10/fedhbm_noniid").job.data
+    assert isinstance(now, Cifar10)
+    assert now.std != Cifar10.std
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from hpcfl.run_dir.tensorboard import Events
 pytest.importorskip("tensorboard", reason="events need the package tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hpcfl.job import schema
-
 
 def read(run):
     """Every curve as TensorBoard shows it: what later starts took back is forgotten."""
@@ -73,7 +71,7 @@ def test_events_may_be_left_out(job, hpcfl, tmp_path, asked, written):
 
 
 def test_without_the_package(job, hpcfl, refused, tmp_path, monkeypatch):
-    monkeypatch.setattr(schema, "find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfl.packages.find_spec", lambda name: None)
     assert hpcfl("run", job, "--out", tmp_path / "run").code == 0
     assert not (tmp_path / "run" / "events").exists()
     line = refused("run", job, "log.tensorboard=true", "--out", tmp_path / "other")

@@ -258,7 +258,7 @@ def test_a_damaged_file_begins_another_run(job, hpcfl, run, install, content):
 
 
 def test_without_the_package(job, refused, run, monkeypatch):
-    monkeypatch.setattr(schema, "find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfl.packages.find_spec", lambda name: None)
     line = refused("run", job, "log.tensorboard=false", "log.tracker=mlflow", "--out", run)
     assert "log.tracker: found mlflow, but no package mlflow; say `pip install mlflow-" in line
     assert not run.exists()
@@ -291,6 +291,8 @@ def init(**given):
 
 def test_of_two_ranks_the_first_alone_sends(job, run, tmp_path):
     (tmp_path / "trackio.py").write_text(FAKE)
+    (tmp_path / "trackio-1.0.dist-info").mkdir()  # as if it were installed there
+    (tmp_path / "trackio-1.0.dist-info/RECORD").write_text("trackio.py,,\n")
     env = {"PYTHONPATH": str(tmp_path), "TOLD": str(tmp_path / "told")}
     done = finish(2, "run", job, "log.tracker=trackio", "--out", run, env=env)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.download import Track, check_count, quiet
-from hpcfl.data.images import CropFlipNormalize
+from hpcfl.data.images import CropFlipNormalize, Mean, Std
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_integers
 from hpcfl.data.prepare_command import prepare_command
@@ -43,9 +43,6 @@ class CifarFiles(NamedTuple):
     labels: str
     """The key of the labels in a file."""
     classes: int
-    mean: tuple[float, float, float]
-    """Of red, green and blue in [0, 1], over the training images."""
-    std: tuple[float, float, float]
     counts: tuple[int, int] = (50_000, 10_000)
     """Of training and test examples."""
 
@@ -74,6 +71,12 @@ class Cifar(Coloured):
     """Fetch the official files into root, unless they or the .npz are there."""
     augment: bool = True
     """Crop training images from a padding of 4 and flip them, per image."""
+    mean: Mean
+    """Of red, green and blue in [0, 1], subtracted from the pixels; by default that of the training
+    images."""
+    std: Std
+    """Of red, green and blue, by which pixels are divided then; by default that of the training
+    images."""
 
     def fetch(self) -> None:
         """Download the official files if the job says so, unless they or the .npz are there."""
@@ -135,7 +138,7 @@ class Cifar(Coloured):
         return (root / layout.folder).exists() or not (root / f"{layout.name}.npz").is_file()
 
     def _transform(self) -> CropFlipNormalize:
-        return CropFlipNormalize(mean=self.layout.mean, std=self.layout.std, augment=self.augment)
+        return CropFlipNormalize(mean=self.mean, std=self.std, augment=self.augment)
 
 
 def read(root: Path, layout: CifarFiles) -> tuple[Examples, Examples]:

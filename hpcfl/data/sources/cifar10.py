@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hpcfl.data.images import Mean, Std
 from hpcfl.data.sources.cifar import Cifar, CifarFiles
 
 
@@ -19,6 +20,6 @@ class Cifar10(Cifar):
         test="test_batch",
         labels="labels",
         classes=10,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
     )
+    mean: Mean = (0.4914, 0.4822, 0.4465)
+    std: Std = (0.2470, 0.2435, 0.2616)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hpcfl.data.images import Mean, Std
 from hpcfl.data.sources.cifar import Cifar, CifarFiles
 
 
@@ -19,6 +20,6 @@ class Cifar100(Cifar):
         test="test",
         labels="fine_labels",
         classes=100,
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
     )
+    mean: Mean = (0.5071, 0.4865, 0.4409)
+    std: Std = (0.2673, 0.2564, 0.2762)

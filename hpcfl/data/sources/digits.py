@@ -15,6 +15,7 @@ from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
 from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import JobError
+from hpcfl.packages import refuse_shadow
 from hpcfl.types import Examples
 
 _EXAMPLES = 1797
@@ -96,6 +97,7 @@ def _file() -> Path | None:
     Raises:
         JobError: scikit-learn is not installed.
     """
+    refuse_shadow("sklearn")
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise JobError("data.kind: digits needs scikit-learn; pip install 'hpcfl[demo]'")

@@ -24,6 +24,7 @@ from hpcfl.data.stand_in import of_arrays
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
 from hpcfl.io.regular import check_regular
+from hpcfl.packages import refuse_shadow
 from hpcfl.types import Count, Examples, PathText
 
 _ROWS = 1000  # decoded at a time
@@ -182,6 +183,8 @@ def _is_plain(feature: Any) -> bool:
 
 def _splits(path: Path, wanted: set[str]) -> Mapping[str, TableSplit]:
     """The splits found at ``path``; a file or folder without splits is called train."""
+    for package in ("datasets", "pyarrow"):
+        refuse_shadow(package)
     with _package_errors(str(path)):
         datasets = import_module("datasets")  # takes seconds, so only where it is used
         if path.is_dir() and not list(path.glob("**/*.parquet")):

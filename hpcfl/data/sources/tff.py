@@ -165,8 +165,7 @@ class Tff(DataConfig):
     def _transform(self) -> Transform:
         if self.dataset != "cifar100":
             return Grey(self.flat)
-        cifar = Cifar100.layout
-        return CropFlipNormalize(mean=cifar.mean, std=cifar.std, augment=self.augment)
+        return CropFlipNormalize(mean=Cifar100.mean, std=Cifar100.std, augment=self.augment)
 
     def _path(self, part: str) -> Path:
         return Path(self.root) / f"{DATASETS[self.dataset].name}_{part}.h5"

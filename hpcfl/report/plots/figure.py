@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import check_output, write_output
+from hpcfl.packages import refuse_shadow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,6 +55,7 @@ def check_text(option: str, text: str) -> None:
     Raises:
         JobError: the mathematics is none that matplotlib knows.
     """
+    refuse_shadow("matplotlib")
     from matplotlib.cbook import is_math_text
     from matplotlib.mathtext import MathTextParser
 
@@ -72,6 +74,7 @@ def new_figure(
     width: float, height: float, down: int = 1, across: int = 1
 ) -> tuple[Figure, list[Axes]]:
     """A figure that needs no display and no global state (Figure's own canvas is Agg's)."""
+    refuse_shadow("matplotlib")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")

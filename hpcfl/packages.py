@@ -1,0 +1,60 @@
+"""Find packages that are imported on use, and no file of the user's in their place."""
+
+import sys
+import sysconfig
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+from hpcfl.errors import JobError
+
+
+def installed(package: str) -> bool:
+    """Whether Python finds the package, and nothing of the user's that has its name."""
+    return find_spec(package) is not None and _shadow(package) is None
+
+
+def refuse_shadow(package: str) -> None:
+    """Refuse a file or folder that Python would import in place of a package.
+
+    Python searches the current directory (by ``python -m``, or in a notebook), the folder of a
+    script and PYTHONPATH first.  A folder without code is found, too, where the package is not
+    installed, and is then imported without an error.
+
+    Raises:
+        JobError: there is one.
+    """
+    if shadow := _shadow(package):
+        raise JobError(
+            f"{shadow}: Python finds it in place of the package {package}; rename it, or take its "
+            "folder off Python's path"
+        )
+
+
+def _shadow(package: str) -> Path | None:
+    """What Python finds by the name of a package, if no installation has put it there."""
+    spec = find_spec(package)
+    if spec is None:
+        return None
+    folders = spec.submodule_search_locations
+    if folders and not spec.origin:  # of a folder without code
+        return Path(next(iter(folders)))
+    if not spec.origin:  # made in memory
+        return None
+    place = Path(spec.origin).parent if folders else Path(spec.origin)
+    folder = place.parent
+    if folder.resolve() not in _searched_first():
+        return None  # installed as usual, or by a line in a .pth file
+    files = (file for found in distributions(path=[str(folder)]) for file in found.files or ())
+    return None if any(file.parts[0] in (package, place.name) for file in files) else place
+
+
+def _searched_first() -> set[Path]:
+    """The folders that Python searches before its own library."""
+    library = Path(sysconfig.get_path("stdlib")).resolve()
+    found: set[Path] = set()
+    for folder in (Path(entry).resolve() for entry in sys.path):  # "" is the current directory
+        if folder == library:
+            break
+        found.add(folder)
+    return found
