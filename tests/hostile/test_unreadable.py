@@ -25,8 +25,8 @@ from hpcfl.data import archives, hdf5
 from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.idx import read_idx
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.sources import concrete, huggingface, stackexchange, tiny_imagenet
-from hpcfl.data.unpickle import unpickle
+from hpcfl.data.sources import cifar, concrete, huggingface, stackexchange, tiny_imagenet
+from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.errors import DiskError, JobError
 from hpcfl.io.files import read_array
 from hpcfl.job import yaml_file
@@ -195,7 +195,7 @@ READERS = {
     "idx": lambda path: read_idx(path, ()),
     "input": lambda path: InputFile(path).digest(Event()),
     "job": yaml_file.read,
-    "pickle": unpickle,
+    "cifar": lambda path: cifar._official(path.parent, {path.name: "00"}, Cifar10.layout),
     "posts": lambda path: list(stackexchange._posts(path)),
     "sweep": lambda path: read_sweep_log(path.parent),
     "tiny_imagenet": lambda path: list(tiny_imagenet._annotated(path, {})),
