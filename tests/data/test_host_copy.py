@@ -20,7 +20,7 @@ from hpcfl.comm.solo import Solo
 from hpcfl.data import SOURCES, host_copy
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.colour import Colour
-from hpcfl.data.fingerprints import _loaded as digest
+from hpcfl.data.fingerprints import digest
 from hpcfl.data.host_copy import load_on_hosts
 from hpcfl.data.partition import RowRanges, sizes_of
 from hpcfl.data.sources.arrays import cast

@@ -12,7 +12,6 @@ import io
 import os
 import pathlib
 import shutil
-from threading import Event
 
 import h5py
 import pytest
@@ -21,10 +20,9 @@ import torch
 from hpcfl.checkpoint import buffers
 from hpcfl.cohort.sampling import Replay
 from hpcfl.comm import heartbeat
-from hpcfl.data import archives, hdf5
+from hpcfl.data import archives, fingerprints, hdf5
 from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.idx import read_idx
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.sources import cifar, concrete, huggingface, stackexchange, tiny_imagenet
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.errors import DiskError, JobError
@@ -193,7 +191,7 @@ READERS = {
     "heartbeats": lambda path: heartbeat.read_all(path.parent),
     "huggingface": read_as_huggingface,
     "idx": lambda path: read_idx(path, ()),
-    "input": lambda path: InputFile(path).digest(Event()),
+    "input": fingerprints._of_file,
     "job": yaml_file.read,
     "cifar": lambda path: cifar._official(path.parent, {path.name: "00"}, Cifar10.layout),
     "posts": lambda path: list(stackexchange._posts(path)),

@@ -17,7 +17,6 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.download import Track, check_count, quiet, require_digest
 from hpcfl.data.images import CropFlipNormalize, Mean, Std
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_integers
 from hpcfl.data.prepare_command import prepare_command
 from hpcfl.data.published import PublishedSizes
@@ -106,14 +105,6 @@ class Cifar(Coloured):
         ):
             check_count(place, f"{what} examples", len(part.labels), count)
         return place
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The official pickles, or the .npz."""
-        root, layout = Path(self.root), self.layout
-        official = root / layout.folder
-        if official.is_dir():
-            return input_files(*(official / name for name in (*layout.train, *layout.test)))
-        return input_files(root / f"{layout.name}.npz")
 
     @property
     def published(self) -> PublishedSizes:
