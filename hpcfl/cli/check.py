@@ -13,8 +13,7 @@ from rich.table import Table
 
 from hpcfl.cli.listing import multiples
 from hpcfl.data.base import Dataset
-from hpcfl.data.fingerprints import Digests, Fingerprints
-from hpcfl.data.inputs import shown
+from hpcfl.data.fingerprints import Digests, digest, fingerprints, shown
 from hpcfl.data.partition import Dirichlet, ExampleRows, Partition
 from hpcfl.data.split import effective_partition, split_examples
 from hpcfl.engine.dry_round import traffic
@@ -36,7 +35,7 @@ from hpcfl.runner.load_data import fetch_data, load_data
 from hpcfl.runner.preflight import try_algorithm, try_classes
 from hpcfl.types import IntArray, Section
 
-FEW = 20  # clients whose classes are counted one by one, and inputs that are listed
+FEW = 20  # clients whose classes are counted one by one
 
 
 @dataclass(frozen=True)
@@ -104,10 +103,9 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
 
 def _assembled(loaded: LoadedJob) -> tuple[Components, Digests]:
     """The loaded job, and the fingerprints of its inputs."""
-    places = input_places(flatten(loaded.tree))
-    with Fingerprints(loaded.job.data, loaded.job.cohort, places) as fingerprints:
-        components = build_components(loaded, torch.device("cpu"))
-        return components, fingerprints.of(components.dataset)
+    components = build_components(loaded, torch.device("cpu"))
+    dataset = replace(components.dataset, digest=digest(components.dataset))
+    return components, fingerprints(loaded.job.data, dataset, input_places(flatten(loaded.tree)))
 
 
 def show_partition(loaded: LoadedJob, plot: Path | None, size: FigureSize | None = None) -> str:
@@ -253,12 +251,9 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
 
 
 def _input_lines(inputs: Digests) -> Iterable[tuple[str, str]]:
-    """The files that a run records, to compare with another machine's."""
-    for number, (name, digest) in enumerate(inputs.items()):
-        if number == FEW:
-            yield "", f"and {len(inputs) - FEW} more"
-            return
-        yield "" if number else "inputs", f"{name}: {shown(digest)}..."
+    """The digests that a run records, to compare with another machine's."""
+    for number, (name, found) in enumerate(inputs.items()):
+        yield "" if number else "inputs", f"{name}: {shown(found)}..."
 
 
 def _settings(section: Any, *but: str) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hpcfl.data.download import Track
 from hpcfl.data.holdout import Validation
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.partition import ExampleRows, File, Natural, Partition, Pooled
 from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
@@ -79,6 +78,11 @@ class Dataset:
     mapped: bool = False
     """Whether the examples are in a file that is mapped into memory: the system loads its pages
     when they are used, and drops them when memory is short."""
+    origin: str = ""
+    """Of examples in a prepared file: what it was made from, and its size, which a resume compares
+    in the place of the examples (``hpcfl.data.hdf5.origin_and_size``)."""
+    digest: str = ""
+    """Of all examples and their clients, once a run has loaded them."""
     notes: tuple[str, ...] = ()
     """Lines for the user, printed when a run starts, and by ``hpcfl check --data``."""
 
@@ -217,15 +221,6 @@ class DataConfig(Section):
         raise JobError(
             "data prepare: this data set needs no preparation: jobs read its files as they are"
         )
-
-    def input_files(self) -> Sequence[InputFile] | None:
-        """The files that ``load`` reads, once they are fetched; empty where it draws its examples.
-
-        A run records their digests at its first start, and refuses to resume from other contents.
-        None (the default) means unknown: every start then digests the examples themselves, which
-        takes longer.  A missing file may be among them: ``load`` refuses it.
-        """
-        return None
 
     @abstractmethod
     def load(self, seed: int) -> Dataset:

@@ -102,6 +102,19 @@ def check_count(path: Path, what: str, found: int, expected: int) -> None:
         raise DataError(f"{path}: found {found} {what}, the published data has {expected}")
 
 
+def require_digest(path: Path, algorithm: str, found: str, published: str) -> None:
+    """Compare a file's checksum with the publisher's.
+
+    Raises:
+        DataError: it is another.
+    """
+    if found != published:
+        raise DataError(
+            f"{path}: its {algorithm} is {found}, the published is {published}; it is damaged or "
+            "another file: remove it and fetch it again"
+        )
+
+
 def quiet(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
     """The ``Track`` that shows nothing."""
     return items
@@ -118,11 +131,7 @@ def _check(path: Path, algorithm: str, expected: str, track: Track) -> None:
     except OSError as error:
         message = f"{path}: cannot be read: {error.strerror or error}"
         raise read_error(error, message, DataError) from error
-    if digest.hexdigest() != expected:
-        raise DataError(
-            f"{path}: its {algorithm} is {digest.hexdigest()}, the published is {expected}; it is "
-            "damaged or another file: remove it and fetch it again"
-        )
+    require_digest(path, algorithm, digest.hexdigest(), expected)
 
 
 def _download(path: Path, file: PublishedFile, track: Track) -> None:

@@ -103,33 +103,6 @@ def strings(path: Path, group: Any, name: str) -> Any:
     return found
 
 
-def extents(path: Path, names: Iterable[str]) -> list[tuple[int, int]]:
-    """The byte ranges of the named datasets in the file, ascending: begin and end of each.
-
-    Args:
-        path: of the file.
-        names: GROUP/DATASET each; those of a group that the file does not have are left out, and
-            those that are empty.
-
-    Raises:
-        DataError: the file is damaged, or a dataset is not in one piece of it.
-    """
-    found = []
-    with opened(path) as file:
-        for name in names:
-            group, _, last = name.rpartition("/")
-            if file.get(group, getlink=True) is None:
-                continue
-            dataset = member(path, member(path, file, group, h5py.Group), last, h5py.Dataset)
-            if not dataset.size:  # it has no bytes in the file
-                continue
-            begin = dataset.id.get_offset()
-            if begin is None:
-                raise DataError(f"{path}: {name} is not in one piece of the file")
-            found.append((begin, begin + dataset.nbytes))
-    return sorted(found)
-
-
 def attribute(file: Any, name: str) -> Any:
     """A number or a text of fixed length in the file's attributes; None where it is neither.
 
@@ -139,6 +112,25 @@ def attribute(file: Any, name: str) -> Any:
         return None
     found = file.attrs.get_id(name)
     return file.attrs[name] if found.shape == () and found.dtype.kind in "iufS" else None
+
+
+def origin_of(path: Path) -> str:
+    """What a prepared file was made from, as the file records it; empty if it does not.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    with opened(path) as file:
+        return str(attribute(file, "origin") or b"", "utf-8")
+
+
+def origin_and_size(path: Path) -> str:
+    """What tells a prepared file from others without reading its examples.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    return f"{origin_of(path)} {path.stat().st_size}"
 
 
 def encoded(texts: Iterable[str]) -> NDArray[np.bytes_]:

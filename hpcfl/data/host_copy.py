@@ -1,32 +1,47 @@
 """One copy of the data for all ranks of a host.
 
-The first rank of each host loads the data and puts it where the others map it
-(``hpcfl.data.shared_dataset``).  It tells them where by a message in memory of its own, which they
-open through its process as well.  They wait for the message by a lock on that memory and not in a
-collective: loading may take longer than the time-out of a collective, and the system releases a
-lock also where its holder is killed.
+The first rank of each host loads the data and saves it in a folder of temporary files; all ranks of
+the host map that file copy-on-write, so that its pages are in memory once, and then it is removed.
+While the first rank loads, the others wait for a lock and not in a collective: loading may take
+longer than the time-out of a collective, and the system releases a lock also where its holder is
+killed.
 """
 
 import fcntl
 import json
-import os
 import pickle
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import Dataset
-from hpcfl.data.shared_dataset import CannotShareError, SharedDataset, share
 from hpcfl.io.boot_id import boot_id
 from hpcfl.io.memory import return_freed_memory
+from hpcfl.io.regular import check_regular, open_binary, open_write
 
-_TOKEN_BYTES = 16
+_EACH = "each rank loads its own copy"
+_COPY, _LOCK = "data.pt", "lock"  # files of the folder
 _SHOWN = 4  # ranks in a note
+# What saving and loading classes of a user may raise.
+_ERRORS = (
+    pickle.PickleError,
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class HostData(NamedTuple):
@@ -58,140 +73,97 @@ def load_on_hosts(load: Callable[[], Dataset], comm: Comm, *, mapped: bool = Fal
         dataset = load()
         return_freed_memory()
         return HostData(dataset, ())
+    host = f"{socket.gethostname()} {boot_id()}"
+    hosts = comm.allgather(host)
+    first, shares = hosts.index(host), not mapped and hosts.count(host) > 1
     found: Dataset | None = None
-    reason = ""
-    with ExitStack() as stack:
-        own = _Mailbox.make(comm.rank, stack)
-        ranks = [_Mailbox(*json.loads(text)) for text in comm.allgather(json.dumps(own))]
-        members = [other for other in ranks if other.host == own.host]
+    saved, reason = False, ""
+    with ExitStack() as stack, ExitStack() as lock:
+        own = ""
+        if shares and comm.rank == first:
+            own, reason = _make_folder(stack, lock)
+        folder = Path(comm.allgather(own)[first])
         with raise_collectively(comm):
-            if mapped or len(members) == 1:
+            if not shares:
                 found = load()
-            elif members[0].fd < 0:
+            elif comm.rank == first:
+                with lock:
+                    found = load()
+                    if not reason:
+                        saved, reason = _save(found, folder)
+            elif folder.is_absolute():  # else there is none
+                _wait(folder)
+        saved, reason = json.loads(comm.allgather(json.dumps([saved, reason]))[first])
+        with raise_collectively(comm):
+            if saved:
+                try:
+                    found = _map(folder)  # also on the first rank, which drops what it loaded
+                except _ERRORS as error:
+                    reason = f"the copy of rank {first} cannot be mapped ({_text(error)}); {_EACH}"
+            if found is None:
                 found = load()
-                reason = "this system has no memory to share; each rank loads its own copy"
-            elif comm.rank == members[0].rank:
-                found, reason = _load_for_others(load, own, stack)
-            else:
-                found, reason = _load_from(members[0], load, stack)
             return_freed_memory()
-        # By now all ranks have mapped the data, and its memory no longer needs to be open.
-    notes = _notes(comm.allgather(reason))
-    if found is None:
-        raise RuntimeError(f"rank {members[0].rank} left no message about the data")
-    return HostData(found, notes)
+    return HostData(found, _notes(comm.allgather(reason)))
 
 
-class _Mailbox(NamedTuple):
-    """Where the other ranks of its host find a rank's message."""
-
-    rank: int
-    host: str
-    """The same for ranks that see each other's processes, and for no others."""
-    pid: int
-    fd: int
-    """-1 where the system has no memory without a name."""
-    token: str
-    """Stands before the message, to tell it from anything else under this number."""
-
-    @classmethod
-    def make(cls, rank: int, stack: ExitStack) -> "_Mailbox":
-        """Make this rank's, locked; ``stack`` closes it."""
-        token, fd = secrets.token_hex(_TOKEN_BYTES // 2), -1
-        with suppress(AttributeError, OSError):
-            fd = os.memfd_create("hpcfl-message")
-            stack.callback(os.close, fd)
-            os.write(fd, token.encode())
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        return cls(rank, _host(), os.getpid(), fd, token)
-
-    def send(self, message: SharedDataset | str) -> None:
-        """Leave the data set, or the reason why there is none, for the others."""
-        with os.fdopen(self.fd, "wb", closefd=False) as file:
-            file.write(pickle.dumps(message))
-
-    def receive(self, stack: ExitStack) -> Callable[[], SharedDataset | str | None]:
-        """Open another rank's; the result waits until it is unlocked, None: that rank failed.
-
-        Raises:
-            OSError: it cannot be opened from here.
-        """
-        fd = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDONLY)
-        stack.callback(os.close, fd)
-        if os.read(fd, _TOKEN_BYTES) != self.token.encode():
-            raise OSError("/proc shows other processes")
-
-        def wait() -> SharedDataset | str | None:
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            content = os.pread(fd, os.fstat(fd).st_size, _TOKEN_BYTES)
-            if not content:
-                return None
-            # Written by a rank of this run, whose token it has.
-            message: SharedDataset | str = pickle.loads(content)  # noqa: S301
-            return message
-
-        return wait
-
-
-def _host() -> str:
-    """Identifies the host, and the set of processes that this one sees."""
-    known = [socket.gethostname(), boot_id()]
-    with suppress(OSError):  # containers on one host may each have their own
-        known.append(str(Path("/proc/self/ns/pid").readlink()))
-    return " ".join(known)
-
-
-def _load_for_others(
-    load: Callable[[], Dataset], own: _Mailbox, stack: ExitStack
-) -> tuple[Dataset, str]:
-    """Load the data, and put it where the others of this host find it.
-
-    Args:
-        load: loads it.
-        own: this rank's mailbox, which is unlocked in any case.
-        stack: keeps the copy open.
+def _make_folder(stack: ExitStack, lock: ExitStack) -> tuple[str, str]:
+    """Make a folder for the copy, which ``stack`` removes; locked until ``lock`` is closed.
 
     Returns:
-        The data set, and a reason why the ranks do not share memory, if they do not.
+        The folder; and why there is none, else "".
     """
     try:
-        dataset = load()
-        try:
-            shared = share(dataset, stack)
-            dataset = shared.map()  # and drop what was loaded
-        except CannotShareError as error:
-            own.send(str(error))
-            return dataset, str(error)
-        own.send(shared)
-        return dataset, shared.note
-    finally:
-        fcntl.flock(own.fd, fcntl.LOCK_UN)
-
-
-def _load_from(
-    first: _Mailbox, load: Callable[[], Dataset], stack: ExitStack
-) -> tuple[Dataset | None, str]:
-    """Wait until the first rank of this host has loaded the data, and map it.
-
-    Returns:
-        The data set, None where that rank failed; and as ``_load_for_others``.
-    """
-    try:
-        wait = first.receive(stack)
-    except OSError as error:
-        return (
-            load(),
-            f"rank {first.rank} on the same host cannot be reached ({error}); loads its own copy",
+        folder = stack.enter_context(
+            TemporaryDirectory(prefix="hpcfl-data-", ignore_cleanup_errors=True)
         )
-    message = wait()
-    if message is None:
-        return None, ""
-    if isinstance(message, str):
-        return load(), message
+        held = lock.enter_context(open_write(Path(folder) / _LOCK))
+    except OSError as error:
+        return "", f"no folder for temporary files (TMPDIR) can be used: {_text(error)}; {_EACH}"
+    with suppress(OSError):  # where there are no locks, the others wait in a collective
+        fcntl.flock(held, fcntl.LOCK_EX)
+    return folder, ""
+
+
+def _wait(folder: Path) -> None:
+    """Wait until the first rank of the host has saved the copy, or has failed."""
+    # What cannot be opened or locked here is met again when the copy is mapped.
+    with suppress(OSError), open_binary(folder / _LOCK) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _save(dataset: Dataset, folder: Path) -> tuple[bool, str]:
+    """Save a data set for the others; whether that is done, else why every rank loads its own."""
+    parts = [part for part in (dataset.train, dataset.test) if part is not None]
+    if dataset.mapped or not all(isinstance(part.inputs, Tensor) for part in parts):
+        return False, ""  # the system has one copy of the files anyway
     try:
-        return message.map(), message.note
-    except CannotShareError as error:
-        return load(), str(error)
+        with open_write(folder / _COPY) as file:
+            torch.save(dataset, file)
+    except OSError as error:
+        return False, (
+            f"a copy for the ranks of this host cannot be saved in {folder.parent} (TMPDIR): "
+            f"{_text(error)}; {_EACH}"
+        )
+    except _ERRORS as error:
+        return False, (
+            f"its data set cannot be sent to other ranks ({_text(error)}): a transform must be a "
+            f"function or an object of a class at the top of a module; {_EACH}"
+        )
+    return True, ""
+
+
+def _map(folder: Path) -> Dataset:
+    """The saved data set; writing to its tensors changes pages of this process alone."""
+    path = folder / _COPY
+    check_regular(path)
+    # A rank of this run has saved it, in a folder that no other user can write to.
+    dataset: Dataset = torch.load(path, "cpu", mmap=True, weights_only=False)
+    return dataset
+
+
+def _text(error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return reason or str(error).partition("\n")[0] or type(error).__name__
 
 
 def _notes(reasons: Sequence[str]) -> tuple[str, ...]:

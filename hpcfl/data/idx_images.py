@@ -14,7 +14,6 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_classes, require_integers
 from hpcfl.data.prepare_command import prepare_command
 from hpcfl.data.published import PublishedSizes
@@ -93,12 +92,6 @@ class IdxImages(DataConfig):
         ):
             check_count(place, f"{what} examples{layout.what}", len(part.labels), count)
         return place
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The official files, packed or not, or the .npz."""
-        if not self._files_exist():
-            return input_files(self._npz)
-        return input_files(*(idx_place(file) for file in self._idx_files()))
 
     @property
     def published(self) -> PublishedSizes:

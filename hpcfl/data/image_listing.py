@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcfl.data.hdf5 import attribute, opened, strings
+from hpcfl.data.hdf5 import opened, origin_of, strings
 from hpcfl.data.source_fingerprint import Stamp, require_same_sources, source_fingerprint, stamp
 from hpcfl.errors import DataError, disk_errors
 from hpcfl.io.regular import read
@@ -76,10 +76,7 @@ def check_origin(path: Path, listing: Listing) -> None:
     Raises:
         DataError: it was not.
     """
-    with opened(path) as file:
-        require_same_sources(
-            path, attribute(file, "origin"), ListedFiles.of(listing, path.parent).origin.encode()
-        )
+    require_same_sources(path, origin_of(path), ListedFiles.of(listing, path.parent).origin)
 
 
 def report_faults(

@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.sources.arrays import Arrays
 from hpcfl.errors import DataError
 from hpcfl.io.code_file import DIGITS
@@ -65,10 +64,6 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class KeptArrays(Arrays):
     """Examples that were passed to ``hpcfl.run``, in a file of the run directory."""
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The .npz, under its name alone: the run directory may be moved."""
-        return (InputFile(Path(self.path), label=Path(self.path).name),)
 
 
 def digest(arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -10,9 +10,9 @@ from typing import ClassVar, NamedTuple
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track
+from hpcfl.data.hdf5 import origin_and_size
 from hpcfl.data.image_listing import Listing, Photo, check_origin, sources_remain
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.pack_images import pack
 from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.prepare_command import changed_keys, prepare_command
@@ -119,10 +119,6 @@ class Photos(DataConfig):
             raise DataError(f"{self.packed}: not found; make it once by: {command}")
         return read_packed(self.packed, self.size + self.margin, self.workers)
 
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The packed file."""
-        return (InputFile(self.packed, skipped_datasets=("train/bytes", "test/bytes")),)
-
     def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
         """Black images, as if they were decoded from the packed file."""
         side = self.size + self.margin
@@ -140,6 +136,7 @@ class Photos(DataConfig):
             classes=contents.classes,
             loss="cross_entropy",
             transform=self._transform(),
+            origin=origin_and_size(self.packed),
         )
 
     def _transform(self) -> CropFlipNormalize:

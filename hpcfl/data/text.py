@@ -12,13 +12,13 @@ from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.download import Track
-from hpcfl.data.inputs import InputFile
+from hpcfl.data.hdf5 import origin_and_size, origin_of
 from hpcfl.data.partition import RowRanges
 from hpcfl.data.prepare_command import changed_keys, prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import require_same_sources
 from hpcfl.data.stand_in import Form, stand_in
-from hpcfl.data.token_file import SPLITS, SentenceSplit, Source, check_tokens, origin_of, pack, read
+from hpcfl.data.token_file import SentenceSplit, Source, check_tokens, pack, read
 from hpcfl.data.vocabulary import SPECIAL, Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
@@ -113,11 +113,6 @@ class Sentences(DataConfig):
         self._read()
         return self.prepared
 
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The prepared file: it holds the words too, which every start compares with the counts."""
-        skipped = tuple(f"{split}/{part}" for split in SPLITS for part in ("tokens", "last"))
-        return (InputFile(self.prepared, skipped_datasets=skipped),)
-
     def load(self, seed: int) -> Dataset:
         """Map the prepared file; only the pages that are used take memory."""
         vocabulary, splits = self._read()
@@ -129,6 +124,7 @@ class Sentences(DataConfig):
             loss="tokens",
             transform=self._transform(vocabulary),
             mapped=True,
+            origin=origin_and_size(self.prepared),
         )
 
     @property

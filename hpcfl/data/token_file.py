@@ -120,16 +120,6 @@ def pack(
         raise file_error(error, f"{part}: cannot be written: {reason}", DataError) from error
 
 
-def origin_of(path: Path) -> str:
-    """The identity of the source files, as ``pack`` recorded it; empty if there is none.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    with opened(path) as file:
-        return str(attribute(file, "origin") or b"", "utf-8")
-
-
 def read(
     path: Path, about: str, size: int, length: int
 ) -> tuple[Vocabulary, dict[str, SentenceSplit]]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.base import Dataset
 from hpcfl.data.partition import File, Iid
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.split import keep_natural_clients
@@ -63,34 +63,25 @@ def planned_data(loaded: LoadedJob, sizes: PublishedSizes | None) -> PlannedData
     """
     loaded, notes = _without_missing_split(loaded)
     data, kind = loaded.job.data, loaded.tree["data"]["kind"]
-    missing = _missing(data)
-    if sizes is None and missing is None:
-        fetch_data(loaded)
-        return PlannedData(loaded, load_data(loaded), True, notes)
-    found = sizes or data.published
+    found, why = sizes, ""
     if found is None:
-        raise JobError(
-            f"data.kind: {kind}: {missing} is not there, and the sizes of this data are not "
-            f"published; put it there, or say them: {OPTION} "
-            "'{clients: 20, train: 6000, test: 1000, classes: 5}'"
-        )
+        try:
+            fetch_data(loaded)
+            return PlannedData(loaded, load_data(loaded), True, notes)
+        except JobError as error:
+            found, why = data.published, str(error).partition(";")[0]
+            if found is None:
+                raise JobError(
+                    f"data.kind: {kind}: cannot be loaded ({why}), and the sizes of this data are "
+                    f"not published; put it there, or say them: {OPTION} "
+                    "'{clients: 20, train: 6000, test: 1000, classes: 5}'"
+                ) from error
     dataset = keep_natural_clients(data, data.stand_in(found, loaded.job.seed), loaded.job.seed)
-    whose = f"as {OPTION} says" if sizes else f"as published: {missing} is not there"
+    whose = f"as {OPTION} says" if sizes else f"as published ({why})"
     drawn = ""
     if found.clients is not None and found.spread:
         drawn = f"; sizes of clients are drawn, lognormal with sigma {found.spread:g}"
     return PlannedData(loaded, dataset, False, (*notes, f"data {kind}, {whose}: {found}{drawn}"))
-
-
-def _missing(data: DataConfig) -> str | None:
-    """The first file of the data that is not there; None: none, or they are not known."""
-    try:
-        files = data.input_files() or ()
-    except JobError as error:  # the package that has the data is not installed
-        if data.published is None:
-            raise
-        return str(error).partition(";")[0]
-    return next((str(file.path) for file in files if not file.path.exists()), None)
 
 
 def _without_missing_split(loaded: LoadedJob) -> tuple[LoadedJob, tuple[str, ...]]:

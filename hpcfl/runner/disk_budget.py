@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from rich.filesize import decimal
 
-from hpcfl.data.fingerprints import InputNames
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.errors import JobError
 from hpcfl.job.resume_rules import input_places
@@ -81,10 +80,9 @@ def _checkpoint_bytes(components: Components, best: int, tables: int) -> int:
         files.append(_safetensors_bytes([components.schema.message.x]))
     if best:
         files.append(best)
-    # None: the files are unknown; the one digest of the examples is not counted.
-    input_files = components.job.data.input_files() or ()
-    names = InputNames(input_places(flatten(components.loaded.tree)))
-    inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(names.of(file)) for file in input_files)
+    # The digest of data that no key of the job says where to find is not counted.
+    places = input_places(flatten(components.loaded.tree))
+    inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(key) for key in places)
     return sum(files) + MANIFEST + inputs + (len(files) - 1 + tables) * MANIFEST_FILE
 
 

@@ -1,11 +1,13 @@
 """Fetch and load the data of a job, and refuse data that no model can be trained on."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hpcfl.comm.base import Comm
 from hpcfl.data.base import Dataset
+from hpcfl.data.fingerprints import digest
 from hpcfl.data.host_copy import HostData, load_on_hosts
 from hpcfl.data.split import keep_natural_clients, with_checked_clients
 from hpcfl.engine.global_generators import seeded
@@ -52,6 +54,8 @@ def load_data(loaded: LoadedJob) -> Dataset:
 def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> HostData:
     """Collective: ``load_data`` on one rank of each host, whose memory the others share.
 
+    The data set has its ``digest``.
+
     Args:
         loaded: the checked job.
         device: this rank's.
@@ -63,7 +67,8 @@ def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> H
 
     def load() -> Dataset:
         configure_torch(loaded.job, device)
-        return load_data(loaded)
+        dataset = load_data(loaded)
+        return replace(dataset, digest=digest(dataset))
 
     return load_on_hosts(load, comm, mapped=loaded.job.data.maps_files)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any, NoReturn, Self
 
-from hpcfl.data.fingerprints import Digests, InputNames, require_same
+from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job import yaml_file
@@ -142,8 +142,7 @@ class ResumeRequest:
                 "or run the job into another directory"
             )
         _refuse_unnamed_order(folder)
-        names, earlier = InputNames(places), InputNames(before)
-        require_same(newest.inputs, inputs, names, earlier, folder.root)
+        require_same(newest.inputs, inputs, places, before, folder.root)
         if self.loaded.job.rounds < newest.round:
             self._refuse_fewer_rounds(newest.round, retained_rounds)
         return retained_rounds

@@ -27,7 +27,7 @@ from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import from_rank_0, group, raise_collectively
 from hpcfl.comm.launcher import restarts
 from hpcfl.comm.watched import WatchedComm
-from hpcfl.data.fingerprints import Fingerprints, require_alike
+from hpcfl.data.fingerprints import fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.process_settings import settings_restored
@@ -219,21 +219,17 @@ def _run(
                 _fetch_files(loaded, folder, kept_files, resumed=resumed)
         if kept_files is not None:
             kept_files.release()
+        data = load_data_on_hosts(loaded, ranks.device, comm)
+        ranks = ranks.with_notes(*data.notes)
+        places = input_places(flatten(loaded.tree))
         with raise_collectively(comm):
-            fingerprints = Fingerprints(
-                loaded.job.data, loaded.job.cohort, input_places(flatten(loaded.tree))
+            components = build_components(
+                loaded, ranks.device, resumed=resumed, dataset=data.dataset
             )
-        with fingerprints:
-            data = load_data_on_hosts(loaded, ranks.device, comm)
-            ranks = ranks.with_notes(*data.notes)
-            with raise_collectively(comm):
-                components = build_components(
-                    loaded, ranks.device, resumed=resumed, dataset=data.dataset
-                )
-                inputs = fingerprints.of(components.dataset)
-                ranks = ranks.with_notes(*try_classes(components))
-                check_block_executor(components)
-        require_alike(inputs, fingerprints.names, comm)
+            inputs = fingerprints(loaded.job.data, data.dataset, places)
+            ranks = ranks.with_notes(*try_classes(components))
+            check_block_executor(components)
+        require_alike(inputs, places, comm)
         if components.job.executor == "auto":
             branch = request is not None and request.parent is not None
             # Also of a start that ended before its first checkpoint: its job is in the folder.

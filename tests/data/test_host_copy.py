@@ -5,10 +5,10 @@ import errno
 import gc
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +17,12 @@ import pytest
 import torch
 
 from hpcfl.comm.solo import Solo
-from hpcfl.data import SOURCES, host_copy, shared_dataset
+from hpcfl.data import SOURCES, host_copy
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.colour import Colour
-from hpcfl.data.fingerprints import _loaded as digest
+from hpcfl.data.fingerprints import digest
 from hpcfl.data.host_copy import load_on_hosts
 from hpcfl.data.partition import RowRanges, sizes_of
-from hpcfl.data.shared_dataset import share
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError, HpcflError, RemoteRankError
 from hpcfl.types import Examples
@@ -118,7 +117,7 @@ def mapped_copies() -> list[str]:
     """The lines of this process's map of memory that are of copies."""
     gc.collect()
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return [line for line in lines if "memfd:hpcfl" in line]
+    return [line for line in lines if "/hpcfl-data-" in line]
 
 
 def open_copies() -> list[str]:
@@ -127,7 +126,20 @@ def open_copies() -> list[str]:
     for entry in list(Path("/proc/self/fd").iterdir()):
         with suppress(FileNotFoundError):  # that of the listing itself
             found.append(str(entry.readlink()))
-    return [name for name in found if "memfd:hpcfl" in name]
+    return [name for name in found if "/hpcfl-data-" in name]
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """The folder of temporary files, which is empty again after every test."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    # Not tempfile.tempdir, which multiprocessing would use for its sockets.
+    monkeypatch.setattr(
+        host_copy, "TemporaryDirectory", partial(host_copy.TemporaryDirectory, dir=folder)
+    )
+    yield folder
+    assert not list(folder.iterdir())
 
 
 def equal(found: Dataset, wanted: Dataset) -> None:
@@ -175,12 +187,6 @@ def test_pages_are_shared_and_nobody_changes_what_others_see():
     second.inputs[0, 0] = 77
     assert first.labels[0] == 8
     assert first.inputs[0, 0] == 0
-    with ExitStack() as stack:
-        copy = share(made(), stack)
-        with pytest.raises(PermissionError), Path(copy.path).open("r+b", buffering=0) as file:
-            file.write(b"!")
-        # 20 windows of 8 bytes overlap: what they are views of is copied, once.
-        assert copy.size == 4096 * 8
 
 
 @pytest.mark.parametrize("natural", [None, [], RowRanges(np.array([0, 2]), np.array([2, 4]))])
@@ -228,91 +234,90 @@ def test_examples_in_files_are_opened_by_every_rank():
 
 
 CANNOT = {
-    "transform": (
-        {"transform": lambda inputs, dtype, draws: inputs},
-        r"data: a transform cannot be sent to other ranks \(.*lambda.*\): it must be a function or "
-        r"an object of a class at the top of a module; each rank loads its own copy "
-        r"\(ranks 0, 1, 2, 3, \.\.\.\)",
-    ),
-    "rows": (
-        {"natural": [np.arange(6, dtype=np.int32)]},
-        r"data: the rows of its clients are no arrays of int64; each rank loads its own copy .*",
-    ),
-    "sparse": (
-        {"test": Examples(torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.int64))},
-        r"data: a Tensor on cpu \(torch.sparse_coo\) cannot be shared by ranks; each rank .*",
-    ),
+    "transform": {"transform": lambda inputs, dtype, draws: inputs},
+    "personal": {"personal": lambda client: cast},
 }
 
 
 @pytest.mark.parametrize("kind", CANNOT)
-def test_what_cannot_be_shared_is_loaded_by_every_rank_which_a_note_says(kind):
-    changes, note = CANNOT[kind]
-    load = Loader(made(**changes))
+def test_what_cannot_be_sent_is_loaded_by_every_rank_which_a_note_says(kind):
+    load = Loader(made(**CANNOT[kind]))
     ended = on_ranks(load, 5)
     assert sorted(load.ranks) == [0, 1, 2, 3, 4]
     for one in ended:
         (found,) = one.data.notes
-        assert re.fullmatch(note, found), found
+        assert re.fullmatch(
+            r"data: its data set cannot be sent to other ranks \(.*lambda.*\): a transform must be "
+            r"a function or an object of a class at the top of a module; each rank loads its own "
+            r"copy \(ranks 0, 1, 2, 3, \.\.\.\)",
+            found,
+        ), found
 
 
-def test_where_memory_is_short_a_file_without_a_name_takes_its_place(monkeypatch, tmp_path):
-    monkeypatch.setattr(shared_dataset, "too_little_memory", lambda needed: 5)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    load = Loader(made())
-    ended = on_ranks(load)
-    assert load.ranks == [0]
-    for one in ended:
-        equal(one.data.dataset, made())
-        assert one.data.notes == (
-            "data: the free memory does not hold 32.8 kB more: the ranks of this host share a file "
-            f"in {tmp_path} (TMPDIR) instead, and may wait for its disk (ranks 0, 1)",
-        )
-    assert str(tmp_path) in Path("/proc/self/maps").read_text()
-    assert not list(tmp_path.iterdir())
+def full(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_where_there_is_no_space_at_all_every_rank_loads(monkeypatch, tmp_path):
-    def full(fd, offset, size):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_where_there_is_no_space_every_rank_loads(monkeypatch, temporary):
+    monkeypatch.setattr(torch, "save", full)
     load = Loader(made())
     for one in on_ranks(load):
         assert one.data.notes == (
-            f"data: neither the memory nor {tmp_path} (TMPDIR) has 32.8 kB for a copy that the "
-            "ranks of this host share (No space left on device); each rank loads its own copy "
-            "(ranks 0, 1)",
+            f"data: a copy for the ranks of this host cannot be saved in {temporary} (TMPDIR): No "
+            "space left on device; each rank loads its own copy (ranks 0, 1)",
         )
     assert sorted(load.ranks) == [0, 1]
 
 
-def test_a_system_without_such_memory(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
+def test_where_there_is_no_folder_every_rank_loads(monkeypatch, tmp_path):
+    absent = partial(host_copy.TemporaryDirectory, dir=tmp_path / "absent")
+    monkeypatch.setattr(host_copy, "TemporaryDirectory", absent)
+    monkeypatch.chdir(tmp_path)
     load = Loader(made())
     for one in on_ranks(load):
-        (note,) = one.data.notes
-        assert note.startswith("data: this system has no memory to share; each rank loads its own")
-    assert sorted(load.ranks) == [0, 1]
-
-
-def test_a_rank_that_cannot_open_the_first_one_s_memory_loads_its_own(monkeypatch):
-    make = host_copy._Mailbox.make
-    other = staticmethod(lambda rank, stack: make(rank, stack)._replace(token="0" * 16))
-    monkeypatch.setattr(host_copy._Mailbox, "make", other)
-    load = Loader(made())
-    for one in on_ranks(load):
-        (note,) = one.data.notes
-        assert note == (
-            "data: rank 0 on the same host cannot be reached (/proc shows other processes); loads "
-            "its own copy (rank 1)"
+        assert one.data.notes == (
+            "data: no folder for temporary files (TMPDIR) can be used: No such file or directory; "
+            "each rank loads its own copy (ranks 0, 1)",
         )
     assert sorted(load.ranks) == [0, 1]
+
+
+def test_a_rank_that_does_not_see_the_copy_loads_its_own(monkeypatch):
+    """As in containers of one host that have temporary files of their own."""
+    map_copy = host_copy._map
+
+    def elsewhere(folder):
+        return map_copy(folder if threading.current_thread().name == "0" else folder / "other")
+
+    monkeypatch.setattr(host_copy, "_map", elsewhere)
+    load = Loader(made())
+    for one in on_ranks(load):
+        assert one.data.notes == (
+            "data: the copy of rank 0 cannot be mapped (No such file or directory); each rank "
+            "loads its own copy (rank 1)",
+        )
+    assert sorted(load.ranks) == [0, 1]
+
+
+def test_others_wait_for_a_lock_and_not_in_a_collective():
+    """Of the time-out of collectives, a load of any length takes nothing."""
+    waits = []
+
+    def load():
+        while not open_locks():
+            pass
+        waits.append(threading.current_thread().name)
+        return made()
+
+    def open_locks():
+        return [name for name in open_copies() if name.endswith("/lock")][1:]
+
+    assert all(one.error is None for one in on_ranks(load))
+    assert waits == ["0"]
 
 
 def test_every_host_loads_once(monkeypatch):
-    monkeypatch.setattr(host_copy, "_host", lambda: str(int(threading.current_thread().name) % 2))
+    monkeypatch.setattr(host_copy, "boot_id", lambda: str(int(threading.current_thread().name) % 2))
     load = Loader(made())
     ended = on_ranks(load, 5)
     assert sorted(load.ranks) == [0, 1]
@@ -321,7 +326,7 @@ def test_every_host_loads_once(monkeypatch):
 
 
 def test_a_single_rank_copies_nothing(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(torch, "save", full)
     dataset = made()
     found = load_on_hosts(lambda: dataset, Solo())
     assert found.dataset is dataset

@@ -144,7 +144,7 @@ def test_only_grey_images_have_one_channel(tmp_path):
 @pytest.mark.parametrize("where", ["beside", "absolute", "url"])
 @pytest.mark.parametrize("parquet", [False, True])
 def test_images_outside_of_the_file_are_not_read(tmp_path, monkeypatch, parquet, where):
-    """They are not among the inputs whose digests a run keeps, and nothing is fetched."""
+    """They are not among the files at ``data.path``, and nothing is fetched."""
     monkeypatch.chdir(tmp_path)
     PIL.fromarray(COLOUR[0]).save(tmp_path / "0.png")
     path = {"beside": "0.png", "absolute": str(tmp_path / "0.png")}.get(where, "http://a.example/0")
@@ -235,11 +235,10 @@ def test_files_of_a_split_have_its_name(tmp_path):
         other = tmp_path / "c" / f"{name}.parquet"
         other.parent.mkdir(exist_ok=True)
         made().to_parquet(other)
-        for read in (load, lambda path: Huggingface(path=str(path)).input_files()):
-            with pytest.raises(
-                DataError, match=r"of train are of several data sets or splits: train.*\.parquet "
-            ):
-                read(tmp_path)
+        with pytest.raises(
+            DataError, match=r"of train are of several data sets or splits: train.*\.parquet "
+        ):
+            load(tmp_path)
         other.unlink()
 
 
@@ -264,9 +263,8 @@ def test_the_parts_of_a_split_are_all_of_one(tmp_path, names, message):
     if message is None:
         assert len(load(tmp_path).train.labels) == 12
         return
-    for read in (load, lambda path: Huggingface(path=str(path)).input_files()):
-        with pytest.raises(DataError, match=message):
-            read(tmp_path)
+    with pytest.raises(DataError, match=message):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train", "train.snappy", "train.00000", "train-part-0"])

@@ -133,9 +133,11 @@ def test_of_a_folder_only_what_is_wanted_is_unpacked(tmp_path, name):
 @pytest.fixture
 def cifar(tmp_path, served):
     """Cifar10 whose owners publish a miniature here, and an empty root."""
-    test_cifar.write_batches(served.folder)
+    folder = test_cifar.write_batches(served.folder)
     md5 = pack_folder(served.folder / "cifar.tar.gz", served.folder)
-    mini = Cifar10.layout._replace(url=f"{served.url}/cifar.tar.gz", md5=md5, counts=(10, 4))
+    mini = test_cifar.listing(folder, Cifar10.layout)._replace(
+        url=f"{served.url}/cifar.tar.gz", md5=md5, counts=(10, 4)
+    )
 
     class Mini(Cifar10):
         layout = mini

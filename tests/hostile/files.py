@@ -21,7 +21,6 @@ from hpcfl.data.download import quiet
 from hpcfl.data.partition import File
 from hpcfl.data.photographs import grouped
 from hpcfl.data.sources.arrays import Arrays
-from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.sources.concrete import Concrete
 from hpcfl.data.sources.emnist import Emnist
 from hpcfl.data.sources.image_folder import ImageFolder
@@ -37,7 +36,6 @@ from hpcfl.store.segment import Segment
 from hpcfl.store.segment_file import create
 from tests import image_layouts
 from tests.data import (
-    test_cifar,
     test_emnist,
     test_leaf,
     test_shakespeare,
@@ -68,11 +66,6 @@ def split(root):
     _, load = arrays(root)
     config = Arrays(path=str(root / "a.npz"), partition=File(path=str(path)))
     return path, lambda seed: partition_examples(config, load(seed), seed).rows
-
-
-def cifar(root):
-    folder = test_cifar.write_batches(root)
-    return folder / "data_batch_2", Cifar10(root=str(root)).load
 
 
 def idx(root):
@@ -241,7 +234,7 @@ def npy(root):
 
 PICTURES = [jpeg, png, tiff, webp]  # read here, from their bytes
 PLAIN = [
-    *(arrays, packed_arrays, split, cifar, idx, packed_idx, leaf, packed_leaf, concrete, table),
+    *(arrays, packed_arrays, split, idx, packed_idx, leaf, packed_leaf, concrete, table),
     *(words, posts, packed_posts, *PICTURES, tar_gz, tar_bz2, replay, safetensors),
     *(pth, old_pth, npy),
 ]

@@ -1,9 +1,7 @@
 """Files that were made to do harm: each is refused in one line, before it does."""
 
-import codecs
 import io
 import json
-import pickle
 import struct
 import zipfile
 import zlib
@@ -21,7 +19,6 @@ from hpcfl.data.photographs import grouped
 from hpcfl.data.sources.arrays import Arrays
 from hpcfl.data.split import partition_examples
 from hpcfl.data.tables import Row, class_of
-from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError, HpcflError, JobError, StoreError, one_line
 from hpcfl.io import checksum, memory
 from hpcfl.io.files import read_array, read_arrays
@@ -83,113 +80,6 @@ def test_numbers_of_many_digits():
     names = ["10", "b", "9" * 5000, "9", "08", "a"]
     order = [name for name, _ in grouped((name, row) for name in names)]
     assert order == ["08", "9", "10", "9" * 5000, "a", "b"]
-
-
-class Harm:
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
-
-
-def reconstruct(shape=(1,), code="u1"):
-    """An array as it is pickled, before its content is told."""
-    return Harm(np.empty(0).__reduce__()[0], np.ndarray, shape, np.dtype(code))
-
-
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize(
-    "value",
-    [
-        Harm(print, "harm"),
-        Harm(np.ndarray, (2**40,)),
-        Harm(np.dtype, "O"),
-        np.array([{}, None], dtype=object),
-        np.zeros(2, dtype=[("a", "u1")]),
-        {1, 2},
-        frozenset([1]),
-        {(1, 2): 3},
-        slice(1),
-    ],
-)
-def test_a_pickle_of_anything_else(tmp_path, value, protocol, capfd):
-    path = tmp_path / "batch"
-    path.write_bytes(pickle.dumps({"data": value}, protocol))
-    with pytest.raises(DataError, match="batch: not a readable data file: "):
-        unpickle(path)
-    assert capfd.readouterr().out == ""
-
-
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("code", ["u1", ">i4", "<f8", "?"])
-@pytest.mark.parametrize("order", "CF")
-def test_a_pickle_of_arrays(tmp_path, protocol, code, order):
-    array = np.arange(12).astype(code).reshape(3, 4, order=order)
-    path = tmp_path / "batch"
-    path.write_bytes(pickle.dumps({b"x": array, "n": array[1, 1], "l": [b"a", "b", 1.5]}, protocol))
-    content = unpickle(path)
-    assert np.array_equal(content["x"], array)
-    assert content["x"].dtype == array.dtype.newbyteorder("=")
-    assert (content["n"], content["l"]) == (array[1, 1], [b"a", "b", 1.5])
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\x80\x04" + b"}" * (2**20 + 2) + b".", "more than 1048576 instructions"),
-        (b"\x80\x04r\xff\xff\xff\xff}.", "not a readable"),  # a memo of 32 GiB
-        (b"\x80\x04}r\xff\xff\xff\xff.", None),
-        (b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b"a.", "expected 1099511627776 bytes"),
-        (b"\x80\x04" + b"(" * 10_000 + b"t" * 10_000 + b"}\x94\x86.", "not a readable|holds a"),
-        (b"\x80\x04}" + b")" + b"\x85" * 100_000 + b"K\x01s.", "a key that is a tuple"),
-        (b"\x80\x02cnumpy\ndtype\nU\x02u1\x85R}b.", "not a readable"),
-        (b".", "not a readable"),
-        (b"", "not a readable"),
-    ],
-)
-def test_a_pickle_that_is_a_bomb(tmp_path, content, said):
-    path = tmp_path / "batch"
-    path.write_bytes(content)
-    if said is None:
-        assert unpickle(path) == {}
-        return
-    with pytest.raises(DataError, match=said):
-        unpickle(path)
-
-
-class Built:
-    """An array by its state."""
-
-    def __init__(self, state):
-        self.state = state
-
-    def __reduce__(self):
-        return (*np.empty(0).__reduce__()[:2], self.state)
-
-
-BLOB = bytes(50_000)
-LETTERS = BLOB.decode()
-U1 = np.dtype("u1")
-COPIES = {
-    "_frombuffer": lambda: Harm(np.empty(1).__reduce_ex__(5)[0], BLOB, U1, (len(BLOB),), "C"),
-    "_reconstruct": lambda: Built((1, (len(BLOB),), U1, False, BLOB)),
-    "_codecs.encode": lambda: Harm(codecs.encode, LETTERS, "latin1"),
-    "keys": lambda: {BLOB: 1},
-}
-
-
-@pytest.mark.parametrize("kind", COPIES)
-def test_a_pickle_that_copies_the_same_bytes_again_and_again(tmp_path, kind, little_memory):
-    path = tmp_path / "batch"
-    path.write_bytes(pickle.dumps({"data": [COPIES[kind]() for _ in range(20)]}, 4))
-    assert len(unpickle(path)["data"]) == 20
-    path.write_bytes(pickle.dumps({"data": [COPIES[kind]() for _ in range(40)]}, 4))
-    assert path.stat().st_size < 2 * len(BLOB)
-    with pytest.raises(
-        DataError, match=r"batch: declares 1\.[01] MB of content, 1\.0 MB of memory are"
-    ):
-        unpickle(path)
 
 
 def texts(path, heap=None):

@@ -12,7 +12,6 @@ import io
 import os
 import pathlib
 import shutil
-from threading import Event
 
 import h5py
 import pytest
@@ -21,12 +20,11 @@ import torch
 from hpcfl.checkpoint import buffers
 from hpcfl.cohort.sampling import Replay
 from hpcfl.comm import heartbeat
-from hpcfl.data import archives, hdf5
+from hpcfl.data import archives, fingerprints, hdf5
 from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.idx import read_idx
-from hpcfl.data.inputs import InputFile
-from hpcfl.data.sources import concrete, huggingface, stackexchange, tiny_imagenet
-from hpcfl.data.unpickle import unpickle
+from hpcfl.data.sources import cifar, concrete, huggingface, stackexchange, tiny_imagenet
+from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.errors import DiskError, JobError
 from hpcfl.io.files import read_array
 from hpcfl.job import yaml_file
@@ -192,9 +190,9 @@ READERS = {
     "heartbeats": lambda path: heartbeat.read_all(path.parent),
     "huggingface": read_as_huggingface,
     "idx": lambda path: read_idx(path, ()),
-    "input": lambda path: InputFile(path).digest(Event()),
+    "input": fingerprints._of_file,
     "job": yaml_file.read,
-    "pickle": unpickle,
+    "cifar": lambda path: cifar._official(path.parent, {path.name: "00"}, Cifar10.layout),
     "posts": lambda path: list(stackexchange._posts(path)),
     "sweep": lambda path: read_sweep_log(path.parent),
     "tiny_imagenet": lambda path: list(tiny_imagenet._annotated(path, {})),

@@ -13,7 +13,7 @@ from hpcfl.engine import loop
 from hpcfl.job.schema import load
 from hpcfl.runner import start
 
-NAME = "memfd:hpcfl-data"
+NAME = "/hpcfl-data-"
 _HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ (.+)$")
 
 

@@ -65,7 +65,7 @@ def test_every_sweep_is_planned_without_data(path):
 def test_sizes_that_nobody_knows_are_asked_for_in_one_line(refused, hpcfl):
     job = str(ROOT / "jobs/image_folder/fedavg.yaml")
     said = refused("plan", job)
-    assert "image_folder-36.h5 is not there, and the sizes of this data are not published" in said
+    assert "image_folder-36.h5: not found), and the sizes of this data are not published" in said
     assert "--sizes '{clients: 20" in said
     told = hpcfl("plan", job, "--sizes", OWN["image_folder"], "--ranks", "2")
     assert told.code == 0, told.err
@@ -80,7 +80,7 @@ def test_an_npz_that_is_not_there(refused, hpcfl):
             "algorithm": {"name": "fedavg"}, "cohort": {"kind": "uniform", "size": 1},
             "local": {"lr": 0.1}}  # fmt: skip
     Path("job.yaml").write_text(yaml.safe_dump(tree))
-    assert "own.npz is not there, and the sizes of this data" in refused("plan", "job.yaml")
+    assert "), and the sizes of this data are not published" in refused("plan", "job.yaml")
     sizes = "{train: 100, clients: 4, classes: 3, spread: 0.0%s}"
     assert "--sizes: shape: missing" in refused("plan", "job.yaml", "--sizes", sizes % "")
     told = hpcfl("plan", "job.yaml", "--sizes", sizes % ", shape: [5]")

@@ -22,7 +22,6 @@ CHECKS = {
     *("open_fd", "open_binary", "open_text", "open_write", "open_append", "check_regular"),
     *("BytesIO", "_saved"),  # the latter calls check_regular for each file of a folder
 }
-HELD = "another process of the same run holds it open"
 KERNEL = "a file of the kernel, not of a user"
 OWN = "a file of the installed package"
 NEW = "a file that it makes under a new name"
@@ -35,8 +34,6 @@ ALLOWED = {
     "comm/heartbeat.py:claim_report": NEW,
     "comm/watchdog.py": "heartbeats, not a path",
     "callbacks/tensorboard.py": NEW,
-    "data/host_copy.py": HELD,
-    "data/shared_dataset.py": HELD,
     "data/image_listing.py:report_faults": "it has just been removed",
     "data/sources/digits.py": "a file of scikit-learn",
     "io/atomic.py": f"{NEW}, and folders",

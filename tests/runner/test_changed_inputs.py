@@ -1,6 +1,6 @@
 """A run goes on only from the inputs that it began with: data, splits, cohorts."""
 
-import json
+import re
 import shutil
 from hashlib import sha256
 
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import hpcfl as package
+from hpcfl.data.fingerprints import digest, require_same
+from hpcfl.data.sources.arrays import Arrays
 from hpcfl.errors import DataError
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.layout import RunDir
@@ -95,12 +97,12 @@ def test_what_changed_since_is_refused_by_every_way_to_go_on(
     shutil.rmtree(run / "checkpoints/00000004")  # as a kill after round 2 leaves it
     before, content = text(run), changed.read_bytes()
     change(changed)
-    now, then = (sha256(c).hexdigest()[:12] for c in (changed.read_bytes(), content))
-    line = (
-        f"DataError: {changed}: its content changed since {run} began (sha256 {now} now, "
-        f"sha256 {then} then); put the file back, or run the job again into another directory"
+    line = refused("resume", run)
+    assert re.fullmatch(
+        rf"DataError: {changed}: its content changed since {run} began \(sha256 \w{{12}} now, "
+        r"sha256 \w{12} then\); put it back, or run the job again into another directory",
+        line,
     )
-    assert refused("resume", run) == line
     assert refused("resume", run, "--no-verify") == line
     assert refused("resume", run, "rounds=6") == line
     assert refused("resume", run, "--round", "2") == line
@@ -127,6 +129,7 @@ def test_every_checkpoint_records_the_inputs(job, files, tmp_path, hpcfl):
     assert hpcfl("run", job, *words, "--out", run).code == 0
     keys = {"cohort.path": cohorts, "data.partition.path": split, "data.path": data}
     expected = {k: f"sha256:{sha256(f.read_bytes()).hexdigest()}" for k, f in keys.items()}
+    expected["data.path"] = digest(Arrays(path=str(data)).load(0))
     assert [found.inputs for found in committed(run / "checkpoints")] == [expected, expected]
     assert hpcfl("resume", run, "--round", "2", "--out", copy).code == 0
     assert [found.inputs for found in committed(copy / "checkpoints")] == [expected, expected]
@@ -208,7 +211,7 @@ def test_the_same_content_is_the_same_file(job, tmp_path, hpcfl):
     assert hpcfl("resume", run).code == 0
 
 
-def test_data_of_a_class_that_tells_no_files(job, tmp_path, hpcfl, refused, monkeypatch):
+def test_data_of_a_class_of_the_user(job, tmp_path, hpcfl, refused, monkeypatch):
     (tmp_path / "own_table.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     table = np.column_stack([np.random.default_rng(0).standard_normal((40, 3)), np.arange(40) % 2])
@@ -219,38 +222,20 @@ def test_data_of_a_class_that_tells_no_files(job, tmp_path, hpcfl, refused, monk
     assert hpcfl("resume", run, "rounds=5").code == 0
     np.savetxt(tmp_path / "table.txt", table[::-1])
     line = refused("resume", run, "rounds=6")
-    assert line.startswith(f"DataError: what Table loads: its content changed since {run} began (")
+    assert line.startswith(f"DataError: {tmp_path}/table.txt: its content changed since {run} ")
 
 
-def test_files_that_came_on_top_or_are_not_read_any_more(job, tmp_path, hpcfl, refused):
-    """A folder of JSON files, of which one is added; they are read where they are not prepared."""
-    pixels = [[0.0] * 784, [1.0] * 784]
-
-    def write(name, user):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        whole = {"users": [user], "num_samples": [2]}
-        whole["user_data"] = {user: {"x": pixels, "y": [0, 1]}}
-        (tmp_path / name).write_text(json.dumps(whole))
-
-    for number in range(3):
-        write(f"train/{number}.json", f"u{number}")
-    write("test/0.json", "u0")
-    data = f"data={{kind: leaf, root: {tmp_path}, clients: 2}}"
+def test_a_run_of_a_version_that_named_its_inputs_otherwise(job, tmp_path, hpcfl):
     run = tmp_path / "run"
-    assert hpcfl("run", job, data, "--out", run).code == 0
-    write("train/3.json", "u3")
-    assert refused("resume", run) == (
-        f"DataError: {tmp_path}/train/3.json: is read now, but was not when {run} began; move the "
-        "file away, or run the job again into another directory"
-    )
-    (tmp_path / "train/3.json").unlink()
-    kept = (tmp_path / "train/2.json").read_bytes()
-    (tmp_path / "train/2.json").unlink()
-    line = refused("resume", run)
-    assert line == (
-        f"DataError: {tmp_path}/train/2.json: was read when {run} began "
-        f"(sha256 {sha256(kept).hexdigest()[:12]}), but is not any more; put the file back, or run "
-        "the job again into another directory"
+    assert hpcfl("run", job, "--out", run).code == 0
+    found = committed(run / "checkpoints")[-1].inputs
+    places = {"data.path": f"{tmp_path}/data.npz"}
+    with pytest.raises(DataError) as caught:
+        require_same({"data.root/a.npz": "sha256:1"}, found, places, places, run)
+    assert str(caught.value) == (
+        f"{run}: began with the inputs data.root/a.npz, which are now data.path: another version "
+        "of hpcfl recorded them; resume with that version, or run the job again into another "
+        "directory"
     )
 
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.published import PublishedSizes
@@ -35,10 +34,6 @@ class Arrays(DataConfig):
     """The .npz file."""
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The .npz."""
-        return input_files(Path(self.path))
 
     def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
         """Inputs of the stated shape."""

@@ -1,5 +1,9 @@
 """The base of CIFAR-10 and CIFAR-100: 32x32 colour images in pickles or an .npz."""
 
+import hashlib
+import io
+import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -11,19 +15,25 @@ from numpy.typing import NDArray
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
-from hpcfl.data.download import Track, check_count, quiet
+from hpcfl.data.download import Track, check_count, quiet, require_digest
 from hpcfl.data.images import CropFlipNormalize, Mean, Std
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_integers
 from hpcfl.data.prepare_command import prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.stand_in import Form, stand_in
-from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
-from hpcfl.io.files import read_arrays
+from hpcfl.io.files import read_arrays, read_error
+from hpcfl.io.regular import read as read_bytes
 from hpcfl.types import Examples, PathText
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
+_NAMES = {  # all that a pickle of lists and of an array of bytes names
+    ("_codecs", "encode"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy.core.multiarray", "_reconstruct"),  # of numpy 1, which made the official files
+    ("numpy._core.multiarray", "_reconstruct"),
+}
 
 
 class CifarFiles(NamedTuple):
@@ -36,10 +46,10 @@ class CifarFiles(NamedTuple):
     md5: str
     folder: str
     """The official folder, as the archive holds it."""
-    train: tuple[str, ...]
-    """Its files of training examples, in order."""
-    test: str
-    """Its file of test examples."""
+    train: Mapping[str, str]
+    """The md5 of each of its files of training examples, in order."""
+    test: Mapping[str, str]
+    """The md5 of its file of test examples."""
     labels: str
     """The key of the labels in a file."""
     classes: int
@@ -49,7 +59,7 @@ class CifarFiles(NamedTuple):
     @property
     def archive(self) -> Archive:
         """The official archive."""
-        files = [f"{self.folder}/{part}" for part in (*self.train, self.test)]
+        files = [f"{self.folder}/{name}" for name in (*self.train, *self.test)]
         return Archive(
             name=self.url.rpartition("/")[2],
             url=self.url,
@@ -96,14 +106,6 @@ class Cifar(Coloured):
             check_count(place, f"{what} examples", len(part.labels), count)
         return place
 
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The official pickles, or the .npz."""
-        root, layout = Path(self.root), self.layout
-        official = root / layout.folder
-        if official.is_dir():
-            return input_files(*(official / part for part in (*layout.train, layout.test)))
-        return input_files(root / f"{layout.name}.npz")
-
     @property
     def published(self) -> PublishedSizes:
         """The numbers of the layout."""
@@ -149,9 +151,7 @@ def read(root: Path, layout: CifarFiles) -> tuple[Examples, Examples]:
     """
     official = root / layout.folder
     if official.is_dir():
-        parts = [_pickled(official / part, layout) for part in layout.train]
-        inputs, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return Examples(inputs, targets), _pickled(official / layout.test, layout)
+        return _official(official, layout.train, layout), _official(official, layout.test, layout)
     path = root / f"{layout.name}.npz"
     if not path.is_file():
         raise DataError(
@@ -166,22 +166,36 @@ def read(root: Path, layout: CifarFiles) -> tuple[Examples, Examples]:
     )
 
 
-def _pickled(path: Path, layout: CifarFiles) -> Examples:
-    """One official file: rows of 3072 bytes, channel by channel."""
-    content = unpickle(path)
-    for key in ("data", layout.labels):
-        if key not in content:
-            raise DataError(f"{path}: no {key!r}; found {', '.join(content) or 'nothing'}")
-    pixels = content["data"]
-    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
-        raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes")
-    labels = content[layout.labels]
-    if not isinstance(labels, np.ndarray) and not (
-        isinstance(labels, list | tuple)
-        and all(isinstance(label, int | np.integer) for label in labels)
-    ):
-        raise DataError(f"{path}: {layout.labels!r} is not a list of integers")
-    return _examples(str(path), pixels.reshape(-1, 3, 32, 32), np.asarray(labels), layout.classes)
+class _Unpickler(pickle.Unpickler):
+    """Imports nothing but what the official files name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _NAMES:
+            raise pickle.UnpicklingError(f"it wants {module}.{name}, which is no array")
+        return super().find_class(module, name)
+
+
+def _official(folder: Path, files: Mapping[str, str], layout: CifarFiles) -> Examples:
+    """Some of the official files, by their md5: rows of 3072 bytes, channel by channel.
+
+    Raises:
+        DataError: one is missing, or another than the publisher's: that is not unpickled.
+    """
+    pixels, labels = [], []
+    for name, md5 in files.items():
+        path = folder / name
+        try:
+            content = read_bytes(path)
+        except OSError as error:
+            message = f"{path}: cannot be read: {error.strerror or error}"
+            raise read_error(error, message, DataError) from error
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        require_digest(path, "md5", found, md5)
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        pixels.append(batch[b"data"].reshape(-1, 3, 32, 32))
+        labels.append(batch[layout.labels.encode()])
+    where = f"{folder}/{', '.join(files)}"
+    return _examples(where, np.concatenate(pixels), np.concatenate(labels), layout.classes)
 
 
 def _examples(where: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> Examples:

@@ -16,8 +16,14 @@ class Cifar10(Cifar):
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         md5="c58f30108f718f92721af3b95e74349a",
         folder="cifar-10-batches-py",
-        train=tuple(f"data_batch_{k}" for k in range(1, 6)),
-        test="test_batch",
+        train={
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        },
+        test={"test_batch": "40351d587109b95175f43aff81a1287e"},
         labels="labels",
         classes=10,
     )

@@ -16,8 +16,8 @@ class Cifar100(Cifar):
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         md5="eb9058c3a382ffc7106e4002c42a8d85",
         folder="cifar-100-python",
-        train=("train",),
-        test="test",
+        train={"train": "16019d7e3df5f24257cddd939b257f8d"},
+        test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         labels="fine_labels",
         classes=100,
     )

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import PublishedFile, Track, check_count, provide
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.prepare_command import prepare_command
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
@@ -63,10 +62,6 @@ class Concrete(DataConfig):
                 f"{_MEANS[column]:.4g}; it is damaged or another table: remove it, and say it again"
             )
         return path
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The table."""
-        return input_files(Path(self.root) / TABLE.name)
 
     @property
     def published(self) -> PublishedSizes:

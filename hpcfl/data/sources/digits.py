@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
 from hpcfl.data.stand_in import Form, stand_in
@@ -30,15 +29,6 @@ class Digits(DataConfig):
 
     flat: bool = True
     """Inputs are vectors [64]; otherwise images [1, 8, 8]."""
-
-    def input_files(self) -> tuple[InputFile, ...] | None:
-        """The file of scikit-learn, wherever it is; None where this version has no such file.
-
-        Raises:
-            JobError: scikit-learn is not installed.
-        """
-        file = _file()
-        return None if file is None else (InputFile(file, label="scikit-learn: digits.csv.gz"),)
 
     @property
     def published(self) -> PublishedSizes:

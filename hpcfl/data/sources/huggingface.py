@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.published import PublishedSizes
@@ -52,15 +51,6 @@ class Huggingface(DataConfig):
     """The split to test on; if absent the split called test, where there is one."""
     classes: Count | None = None
     """Number of classes, where neither the column nor the largest label gives it."""
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The parquet files of both splits, or all files of a folder of save_to_disk."""
-        path = Path(self.path)
-        if not path.is_dir():
-            return input_files(path)
-        tables = _tables(path, {self.train, self.test or "test"})
-        files = sorted({file for parts in tables.values() for file in parts})
-        return input_files(*(files or _saved(path)))
 
     def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
         """Inputs of the stated shape."""

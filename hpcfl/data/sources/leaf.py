@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.download import Track, quiet
 from hpcfl.data.grayscale import SIDE, Grey
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import ExampleRows, consecutive_rows
 from hpcfl.data.prepared_file import commit, preparation_errors
@@ -94,12 +93,6 @@ class Leaf(DataConfig):
             for part in ("train", "test")
             for path in sorted((root / part).glob("*.json"))
         ]
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The file that ``prepare`` wrote, or else the JSON."""
-        if self._packed.exists():
-            return input_files(self._packed)
-        return input_files(*(Path(self.root) / file for file in self._sources()))
 
     def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
         """Blank images or texts, or vectors of the stated length."""

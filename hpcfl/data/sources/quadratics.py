@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
 from hpcfl.io.memory import refuse_large_job
@@ -41,10 +40,6 @@ class Quadratics(DataConfig):
     """
     heterogeneity: NonNegative = 1.0
     """G."""
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """No files: the job and its seed determine all examples."""
-        return ()
 
     def load(self, seed: int) -> Dataset:
         """Draw the clients' gradients at the optimum (fixed up to sign for N = 2, dim = 1)."""

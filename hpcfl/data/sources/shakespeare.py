@@ -21,7 +21,6 @@ from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track, check_count
 from hpcfl.data.hdf5 import member, open_examples, strings
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.partition import ExampleRows, consecutive_rows
 from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import to_indices
@@ -85,10 +84,6 @@ class Shakespeare(DataConfig):
                 found = sum(len(_snippets(path, group, role)) for role in track(group, path.name))
             check_count(path, "snippets", found, expected)
         return root
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """Both HDF5 files."""
-        return input_files(*(Path(self.root) / name for name in ARCHIVE.members))
 
     @property
     def published(self) -> PublishedSizes:

@@ -14,7 +14,6 @@ from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey, levels
 from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
-from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_classes
 from hpcfl.data.partition import ExampleRows, consecutive_rows
 from hpcfl.data.published import PublishedSizes
@@ -119,10 +118,6 @@ class Tff(DataConfig):
             check_count(path, "clients", len(rows), clients)
             check_count(path, "examples", len(examples.labels), count)
         return Path(self.root)
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """Both HDF5 files."""
-        return input_files(self._path("train"), self._path("test"))
 
     @property
     def published(self) -> PublishedSizes:

@@ -21,10 +21,9 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.download import PublishedFile, Track
 from hpcfl.data.encoded_images import DAMAGED, pixels, reason
-from hpcfl.data.hdf5 import attribute, encoded, opened
+from hpcfl.data.hdf5 import attribute, encoded, opened, origin_and_size, origin_of
 from hpcfl.data.image_listing import Fault, ListedFiles, Listing, Photo, read_image, report_faults
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
-from hpcfl.data.inputs import InputFile
 from hpcfl.data.packed import checked_labels, mapped
 from hpcfl.data.prepare_command import changed_keys, prepare_command
 from hpcfl.data.prepared_file import new_image_file, preparation_errors
@@ -84,14 +83,9 @@ class TinyImageNet(Coloured):
             if missing:
                 _pack(path, folder, names, splits, origin, self.workers, track)
             else:
-                with opened(path) as file:
-                    require_same_sources(path, attribute(file, "origin"), origin.encode())
+                require_same_sources(path, origin_of(path), origin)
         self.load(0)
         return path
-
-    def input_files(self) -> tuple[InputFile, ...]:
-        """The packed file."""
-        return (InputFile(self.packed, skipped_datasets=("train/images", "test/images")),)
 
     @property
     def published(self) -> PublishedSizes:
@@ -128,6 +122,7 @@ class TinyImageNet(Coloured):
             transform=transform,
             personal=self.personal(transform, seed),
             mapped=True,
+            origin=origin_and_size(path),
         )
 
     def _transform(self) -> CropFlipNormalize:
