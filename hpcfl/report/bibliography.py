@@ -353,7 +353,6 @@ DATA: Mapping[str, Keys] = {
     "mnist": ("lecun1998",),
     "quadratics": ("karimireddy2020",),
     "shakespeare": ("caldas2018",),
-    "stackexchange": (),
     "stackoverflow": ("reddi2021",),
     "tff": ("caldas2018",),
     "tff cifar100": ("krizhevsky2009",),
