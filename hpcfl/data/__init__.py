@@ -18,7 +18,6 @@ from hpcfl.data.sources.leaf import Leaf
 from hpcfl.data.sources.mnist import Mnist
 from hpcfl.data.sources.quadratics import Quadratics
 from hpcfl.data.sources.shakespeare import Shakespeare
-from hpcfl.data.sources.stackexchange import StackExchange
 from hpcfl.data.sources.stackoverflow import StackOverflow
 from hpcfl.data.sources.tff import Tff
 from hpcfl.data.sources.tiny_imagenet import TinyImageNet
@@ -39,7 +38,6 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "mnist": Mnist,
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
-    "stackexchange": StackExchange,
     "stackoverflow": StackOverflow,
     "tff": Tff,
     "tiny_imagenet": TinyImageNet,

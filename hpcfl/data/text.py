@@ -154,7 +154,9 @@ class Sentences(DataConfig):
     def _read(self) -> tuple[Vocabulary, dict[str, SentenceSplit]]:
         path, listed = self.prepared, self.listed
         if not path.exists():
-            command = prepare_command(self.kind, self.root, changed_keys(self, self.prepared_by))
+            named = type(self).__module__.startswith("hpcfl.")
+            name = self.kind if named else f"{type(self).__module__}.{type(self).__qualname__}"
+            command = prepare_command(name, self.root, changed_keys(self, self.prepared_by))
             raise DataError(f"{path}: not there; make it by: {command}")
         vocabulary, splits = read(path, self.about, self.vocabulary, self.length)
         if listed.exists() and Vocabulary.read(listed, self.vocabulary).words != vocabulary.words:

@@ -19,7 +19,7 @@ from hpcfl.errors import JobError, as_job_error, described, traceback_hint
 from hpcfl.evaluation import Evaluate
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
-from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
+from hpcfl.job.registry import MOVED, REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.run_name import run_name
 from hpcfl.job.tasks import TASKS
 from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics
@@ -450,6 +450,8 @@ def add_task_defaults(file: JobFile) -> None:
         return
     at = f"{file.where(('task',))}: task"
     if not isinstance(task, str) or task not in TASKS:
+        if str(task) in MOVED:
+            raise JobError(f"{at}: {task} is not built in any more; take {MOVED[task]}")
         hint = suggestion(str(task), TASKS)
         raise JobError(
             f"{at}: found {shown(task)}, expected one of {', '.join(sorted(TASKS))}{hint}"

@@ -27,7 +27,6 @@ TASKS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "mnist-cnn": {"data": {"kind": "mnist"}, "model": {"name": "cnn_fedavg"}},
     "quadratics": {"data": {"kind": "quadratics"}, "model": {"name": "point", "start": 1.0}},
     "shakespeare": {"data": {"kind": "shakespeare"}, "model": {"name": "char_lstm"}},
-    "stackexchange": {"data": {"kind": "stackexchange"}, "model": {"name": "word_lstm"}},
     "stackoverflow": {"data": {"kind": "stackoverflow"}, "model": {"name": "word_lstm"}},
     "stackoverflow-last": {
         "data": {"kind": "stackoverflow", "predict": "last"},

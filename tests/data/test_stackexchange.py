@@ -2,16 +2,23 @@
 
 import gzip
 import json
+import sys
 import tracemalloc
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
 from hpcfl.data.download import quiet
-from hpcfl.data.sources.stackexchange import StackExchange, sentences
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, JobError
+from hpcfl.job.schema import load
 from tests.real_data import real
+
+EXAMPLE = Path(__file__).parents[2] / "examples/stackexchange"
+sys.path.append(str(EXAMPLE))
+
+from stackexchange import StackExchange, sentences  # noqa: E402
 
 COUNTS = "the 9\ncat 7\nsat 3\n. 2\n"
 KEYS = {"vocabulary": 4, "length": 4}
@@ -41,6 +48,25 @@ def write(root, posts, name="stackexchange_posts.jsonl"):
 
 def config(root, **changes):
     return StackExchange(root=str(root), **{**KEYS, **changes})
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLE.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_jobs_read_it_and_say_how_to_prepare_it(path, tmp_path):
+    data = load(str(path), [f"data.root={tmp_path}"]).job.data
+    assert isinstance(data, StackExchange)
+    command = "hpcfl data prepare stackexchange.StackExchange --root .* vocabulary=2000"
+    with pytest.raises(DataError, match=f"not there; make it by: {command}"):
+        data.load(0)
+
+
+@pytest.mark.parametrize("key", ["task", "data.kind"])
+def test_its_former_name_is_refused_by_that_of_the_example(key):
+    with pytest.raises(JobError) as caught:
+        load("quickstart", [f"{key}=stackexchange"])
+    assert str(caught.value) == (
+        f"command line: {key}: stackexchange is not built in any more; take kind: "
+        "stackexchange.StackExchange of examples/stackexchange"
+    )
 
 
 def test_sentences_by_hand():

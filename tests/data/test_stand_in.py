@@ -27,10 +27,8 @@ def miniature(kind, root):
         for key, value in SMALLER.items()
         if key in keys and key in ("vocabulary", "size", "margin", "test_examples")
     }
-    if kind in ("tiny_imagenet", "stackexchange"):
+    if kind == "tiny_imagenet":
         small = {key: value for key, value in small.items() if key == "vocabulary"}
-    if kind == "stackexchange":
-        small["test_examples"] = 2
     if kind in SUBSETS:
         small["subset"] = True
     return cls(**small, **({"root": str(root)} if "root" in keys else {}))

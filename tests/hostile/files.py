@@ -39,7 +39,6 @@ from tests.data import (
     test_emnist,
     test_leaf,
     test_shakespeare,
-    test_stackexchange,
     test_tff,
 )
 from tests.data import test_stackoverflow as so
@@ -117,27 +116,8 @@ def table(root):
 
 def words(root):
     path = root / "counts.txt"
-    path.write_text(test_stackexchange.COUNTS)
+    path.write_text(so.COUNTS)
     return path, lambda seed: Vocabulary.read(path, 3)
-
-
-def _posts(root, name):
-    test_stackexchange.write(root, test_stackexchange.POSTS, name)
-    config = test_stackexchange.config(root)
-
-    def read(seed):
-        config.prepared.unlink(missing_ok=True)
-        return config.prepare(quiet)
-
-    return root / name, read
-
-
-def posts(root):
-    return _posts(root, "stackexchange_posts.jsonl")
-
-
-def packed_posts(root):
-    return _posts(root, "stackexchange_posts.jsonl.gz")
 
 
 def _picture(root, form):
@@ -235,7 +215,7 @@ def npy(root):
 PICTURES = [jpeg, png, tiff, webp]  # read here, from their bytes
 PLAIN = [
     *(arrays, packed_arrays, split, idx, packed_idx, leaf, packed_leaf, concrete, table),
-    *(words, posts, packed_posts, *PICTURES, tar_gz, tar_bz2, replay, safetensors),
+    *(words, *PICTURES, tar_gz, tar_bz2, replay, safetensors),
     *(pth, old_pth, npy),
 ]
 

@@ -23,7 +23,7 @@ from hpcfl.comm import heartbeat
 from hpcfl.data import archives, fingerprints, hdf5
 from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.idx import read_idx
-from hpcfl.data.sources import cifar, concrete, huggingface, stackexchange, tiny_imagenet
+from hpcfl.data.sources import cifar, concrete, huggingface, tiny_imagenet
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.errors import DiskError, JobError
 from hpcfl.io.files import read_array
@@ -193,7 +193,6 @@ READERS = {
     "input": fingerprints._of_file,
     "job": yaml_file.read,
     "cifar": lambda path: cifar._official(path.parent, {path.name: "00"}, Cifar10.layout),
-    "posts": lambda path: list(stackexchange._posts(path)),
     "sweep": lambda path: read_sweep_log(path.parent),
     "tiny_imagenet": lambda path: list(tiny_imagenet._annotated(path, {})),
 }

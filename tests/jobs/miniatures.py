@@ -1,8 +1,6 @@
 """Data sets of a few examples in their published layouts, one maker for each kind."""
 
 import csv
-import gzip
-import json
 
 import h5py
 import numpy as np
@@ -90,20 +88,6 @@ def image_folder(root):
     _prepare("image_folder", root, "size=32", "margin=4")
 
 
-def stackexchange(root):
-    words = [f"word{chr(97 + k)}" for k in range(VOCABULARY)]
-    counts = (f"{word} {100 - k}\n" for k, word in enumerate(words))
-    (root / "stackexchange_word_count.txt").write_text("".join(counts))
-    posts = [
-        {"site": "s", "user": f"u{user}", "text": " ".join(words[user:]) + "."}
-        for user in range(CLIENTS)
-        for _ in range(10)
-    ]
-    with gzip.open(root / "stackexchange_posts.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(post) + "\n" for post in posts)
-    _prepare("stackexchange", root, f"vocabulary={VOCABULARY}")
-
-
 def stackoverflow(root):
     words = [f"word{k}" for k in range(VOCABULARY)]
     counts = (f"{word} {100 - k}\n" for k, word in enumerate(words))
@@ -142,7 +126,6 @@ MAKERS = {
     "image_folder": image_folder,
     "inaturalist": inaturalist,
     "landmarks": landmarks,
-    "stackexchange": stackexchange,
     "stackoverflow": stackoverflow,
     "tiny_imagenet": tiny_imagenet,
     "cifar10": cifar10,

@@ -1,37 +1,31 @@
 """Next-word prediction: the same bits on one rank and on two."""
 
-import json
-
 import pytest
 
 from hpcfl.data.download import quiet
-from hpcfl.data.sources.stackexchange import StackExchange
+from hpcfl.data.sources.stackoverflow import StackOverflow
+from tests.data import test_stackoverflow
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "."]
-DATA = {"vocabulary": 6, "length": 5}
+DATA = {"vocabulary": 6, "length": 5, "subset": True, "test_examples": None}
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """A job for each kind of prediction, on the posts of eight users."""
+    """A job for each kind of prediction, on the sentences of eight users."""
     root = tmp_path_factory.mktemp("posts")
     count = "".join(f"{word} {9 - k}\n" for k, word in enumerate(WORDS))
-    (root / "stackexchange_word_count.txt").write_text(count)
-    posts = [
-        {
-            "site": "s",
-            "user": k % 8,
-            "text": " ".join(WORDS[j * k % 9] for j in range(1, 2 + k % 7)),
-        }
-        for k in range(90)
-    ]
-    (root / "stackexchange_posts.jsonl").write_text("\n".join(map(json.dumps, posts)))
-    StackExchange(root=str(root), **DATA).prepare(quiet)
+    (root / "stackoverflow.word_count").write_text(count)
+    texts = [" ".join(WORDS[j * k % 9] for j in range(1, 2 + k % 7)) for k in range(90)]
+    users = {f"{user}": [text.encode() for text in texts[user::8]] for user in range(8)}
+    test_stackoverflow.write(root, "train", users)
+    test_stackoverflow.write(root, "test", {user: own[:2] for user, own in users.items()})
+    StackOverflow(root=str(root), **DATA).prepare(quiet)
     return {
         predict: {
-            "data": {"kind": "stackexchange", "root": str(root), "predict": predict, **DATA},
+            "data": {"kind": "stackoverflow", "root": str(root), "predict": predict, **DATA},
             "model": {
                 "name": "word_lstm", "predict": predict,
                 "embedded": 3, "hidden": 4, "projected": 3,
