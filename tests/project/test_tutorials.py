@@ -222,7 +222,7 @@ def test_a_factor_in_scaffolds_server_step(shell, tmp_path, monkeypatch):
     (sweep, _), *reports = commands(FACTOR)
     play_points(shell, sweep)
     shell(sweep)
-    assert [len(table) for _, table in reports] == [17, 9]
+    assert [len(table) for _, table in reports] == [14, 9]
     for report, table in reports:
         assert not absent(table, shell(report))
 
