@@ -405,7 +405,7 @@ def _report(options: argparse.Namespace) -> None:
     files = [path or default for path in options.plot] or [default] * asked
     chosen = (choose_settings if options.chosen else ChosenRuns)(collected.runs)
     table = _table(chosen, options.layout, options.format, targets)
-    style = PlotStyle(*labels, size)
+    style = PlotStyle(*labels, chosen.note, size)
     # A plot that cannot be drawn is refused before the table is printed.
     plot = Plot(chosen.runs, files, options.y, options.x, style) if files else None
     print(table, end="")

@@ -14,7 +14,6 @@ from rich.filesize import decimal
 from hpcfl.comm.heartbeat import Heartbeat, read_newest
 from hpcfl.errors import StoreError
 from hpcfl.report import timing
-from hpcfl.report.collect import state
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import MANIFEST, committed_folders
@@ -32,7 +31,6 @@ class RunFacts(NamedTuple):
     record: RunRecord
     """Its job, log and outcome."""
     history: Sequence[Mapping[str, Any]]
-    alive: bool
 
     def heartbeats(self) -> Sequence[Heartbeat]:
         """Read the newest heartbeat of every rank; none if the run is not alive.
@@ -40,11 +38,7 @@ class RunFacts(NamedTuple):
         Raises:
             StoreError: one is damaged.
         """
-        return read_newest(self.folder.ranks) if self.alive else []
-
-    def state(self, *, failed: bool = False) -> str:
-        """Its state in one or two words: see ``hpcfl.report.collect.state``."""
-        return state(self.record, alive=self.alive, failed=failed)
+        return read_newest(self.folder.ranks) if self.record.alive else []
 
     @property
     def recent(self) -> Sequence[Mapping[str, Any]]:
@@ -59,7 +53,7 @@ class RunFacts(NamedTuple):
     @property
     def time_left(self) -> timedelta | None:
         """Time until the last round at the present speed; None if it is not alive."""
-        if not self.alive or not self.speed:
+        if not self.record.alive or not self.speed:
             return None
         return timedelta(seconds=round((self.record.rounds - self.record.done) / self.speed))
 
@@ -75,8 +69,8 @@ class RunObserver:
         self._compared: Path | None = None  # the checkpoint that the log was compared with
         self._sizes, self._sizes_due = "", 0.0
 
-    def read(self) -> RunFacts:
-        """Read the run as it is now.
+    def read(self, *, failed: bool = False) -> RunFacts:
+        """Read the run as it is now; ``failed``: the sweep that made it saw it fail last.
 
         Raises:
             JobError: the directory holds no run.
@@ -95,7 +89,8 @@ class RunObserver:
         if kept and kept[0] != self._compared:
             require_log(folder)
             self._compared = kept[0]
-        return RunFacts(folder, replace(self._job, log=log), self._history, alive)
+        record = replace(self._job, log=log, alive=alive, failed=failed)
+        return RunFacts(folder, record, self._history)
 
     def sizes(self) -> str:
         """Bytes of its checkpoints and stores on the disk, as of DISK_S ago at most."""

@@ -164,10 +164,10 @@ def _run_line(
         with readable(root):
             if not present(RunDir(root).job):
                 return state_without_directory(failed=failed), f"{'-':>6}       {name}", False
-            facts = observer.read()
+            facts = observer.read(failed=failed)
     except (JobError, DiskError) as e:  # of this run: the others are listed all the same
         return "damaged", str(e), False
-    run, state = facts.record, facts.state(failed=failed)
+    run, state = facts.record, facts.record.state
     marked = run.divergence is not None and state != "diverged"
     mark = "  (diverged)" if marked else ""
     left = f", {facts.time_left} left" if facts.time_left is not None else ""
@@ -176,7 +176,7 @@ def _run_line(
 
 def _state(facts: RunFacts) -> Iterator[tuple[str, str]]:
     """Its state, how it ended, and how to resume it."""
-    run, state = facts.record, facts.state()
+    run, state = facts.record, facts.record.state
     record = facts.folder.is_record
     yield "run", f"{run.path}: {run.algorithm}, {state}"
     if record:

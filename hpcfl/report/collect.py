@@ -134,17 +134,6 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     return CollectedRuns(with_common_paths(runs), notes)
 
 
-def state(run: RunRecord, *, alive: bool, failed: bool = False) -> str:
-    """The state of a run: alive, finished, diverged, failed, stopped or not running."""
-    if alive or run.finished:
-        return "alive" if alive else "finished"
-    ending = run.outcome.ending if run.outcome else "finished"
-    if failed and ending != "diverged":
-        return "failed"
-    # Finished, but with a shorter log: it was cut, or the job was given more rounds since.
-    return "not running" if ending == "finished" else ending
-
-
 def state_without_directory(*, failed: bool) -> str:
     """The state of a run that has no directory yet."""
     return "failed" if failed else "not started"
@@ -221,7 +210,7 @@ def _read(started: tuple[Path, bool]) -> tuple[RunRecord, str | None]:
         if run.finished:
             return run, note
         alive = RunDir(folder).is_locked()
-    return replace(run, unfinished_state=state(run, alive=alive, failed=failed)), note
+    return replace(run, alive=alive, failed=failed), note
 
 
 def _planned(root: Path) -> set[str]:

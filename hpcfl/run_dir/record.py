@@ -20,7 +20,6 @@ from hpcfl.run_dir.branches import Branch, read_branches
 from hpcfl.run_dir.history import (
     Outcome,
     last_outcome,
-    recorded_code,
     recorded_guess,
     recorded_init,
     recorded_machines,
@@ -76,16 +75,16 @@ class RunRecord:
     """An object for each round, in order; round 0 is the initial model."""
     settings: Settings = field(default_factory=dict)
     """The job's values by their dotted keys; of a branch, its course under BRANCH."""
-    unfinished_state: str = "unfinished"
-    """Its state while it is not finished (``hpcfl.report.collect.state``)."""
+    alive: bool | None = None
+    """Whether it was running when it was read; None: nobody asked."""
+    failed: bool = False
+    """Whether the sweep that made it saw it fail last."""
     guess_loss: float | None = None
     """The training loss of guessing, from the history (``hpcfl.evaluation.divergence``)."""
     outcome: Outcome | None = None
     """How its newest start ended, from the history."""
     machines: tuple[str, ...] = ()
     """The ranks and devices of its starts, from the history; several if they changed."""
-    code: tuple[Mapping[str, str], ...] = ()
-    """The digests of the user's modules, of the starts that computed its rounds."""
     compared_on: ChosenOn | None = None
     """The examples on which all runs that it is compared with choose; None: its own, see
     ``chosen_on``."""
@@ -112,8 +111,16 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """The word "finished", or else the ``unfinished_state``."""
-        return "finished" if self.finished else self.unfinished_state
+        """The state: alive, finished, diverged, failed, stopped, not running or unfinished."""
+        if self.alive or self.finished:
+            return "alive" if self.alive else "finished"
+        if self.alive is None and not self.failed:
+            return "unfinished"
+        ending = self.outcome.ending if self.outcome else "finished"
+        if self.failed and ending != "diverged":
+            return "failed"
+        # Finished, but with a shorter log: it was cut, or the job was given more rounds since.
+        return "not running" if ending == "finished" else ending
 
     @cached_property
     def divergence(self) -> Divergence | None:
@@ -220,7 +227,6 @@ def with_history(run: RunRecord, history: Sequence[Mapping[str, Any]]) -> RunRec
         guess_loss=recorded_guess(history),
         outcome=last_outcome(history),
         machines=recorded_machines(history),
-        code=recorded_code(history, run.done),
         inputs={**run.inputs, **({"model.init": init} if init else {})},
     )
 

@@ -217,7 +217,7 @@ def test_labels_and_size_of_a_paper(tmp_path, drawn):
     """The colours stay those of the methods."""
     runs = [seeded("a", 0, 0.1, 1.0), seeded("b", 0, 0.5, 1.4)]
     plot(runs, tmp_path / "x.png", "drift")
-    style = PlotStyle("Rounds", "Client drift", FigureSize(3.3, 2.5))
+    style = PlotStyle("Rounds", "Client drift", size=FigureSize(3.3, 2.5))
     Plot(runs, [tmp_path / "x.png"], "drift", style=style).draw()
     plain, styled = (figure.axes[0] for figure in drawn)
     assert (styled.get_xlabel(), styled.get_ylabel()) == ("Rounds", "Client drift")
@@ -359,7 +359,28 @@ def test_data_without_a_partition_have_their_name_in_the_title(tmp_path, drawn):
         for kind in (None, "pooled") for at, name in enumerate(methods)
     ]  # fmt: skip
     plot(runs, tmp_path / "x.png", "drift")
-    assert [axes.get_title() for axes in drawn[0].axes] == ["quadratics", "pooled"]
+    assert [axes.get_title() for axes in drawn[0].axes] == ["quadratics", "quadratics, pooled"]
+
+
+def test_a_title_says_which_data_model_and_split_are_shown(tmp_path, drawn):
+    """Of a single panel too; how many, where they differ; and how the runs were chosen."""
+    set_up = {"data.kind": "digits", "model.name": "linear", "data.clients": 20,
+              "data.partition.kind": "dirichlet"}  # fmt: skip
+    runs = [
+        seeded(f"a{alpha}", 0, 0.1, 1.0, **set_up, **{"data.partition.alpha": alpha})
+        for alpha in (0.0, 0.3)
+    ]
+    plot(runs[:1], tmp_path / "x.png", "drift")
+    plot(runs, tmp_path / "x.png", "drift")
+    style = PlotStyle(note="settings chosen on the validation data", size=FigureSize(3.3, 3))
+    Plot(runs[:1], [tmp_path / "x.png"], "drift", style=style).draw()
+    titles = [figure.axes[0].get_title() for figure in drawn]
+    assert titles[:2] == [
+        "digits, linear, dirichlet 0, 20 clients",
+        "digits, linear, 2 splits, 20 clients",
+    ]
+    assert titles[2].replace("\n", " ") == f"{titles[0]} {style.note}"
+    assert max(map(len, titles[2].split("\n"))) < 40
 
 
 def test_one_method_over_many_splits_stays_in_one_panel(tmp_path, drawn):

@@ -375,7 +375,7 @@ def test_a_task_stands_for_what_follows_from_it(run_dir):
 def test_what_became_of_an_unfinished_run(run_dir):
     run = read_run(run_dir(LOG[:2]))
     assert "| 1/4 unfinished |" in to_markdown(by_run([run]))
-    assert "| 1/4 failed |" in to_markdown(by_run([replace(run, unfinished_state="failed")]))
+    assert "| 1/4 failed |" in to_markdown(by_run([replace(run, failed=True)]))
     (row,) = csv.DictReader(io.StringIO(to_csv(by_run([run]))))
     assert row["state"] == "unfinished"
 

@@ -81,7 +81,7 @@ def test_seeds_that_are_not_finished(runs):
     assert row[1] == "30.00 +- 14.14 @1-2/3 (n=2)"
     (row,) = as_papers([late, record([], "seed=3", rounds=3)]).tables[0].rows
     assert row[1] == "20.00 @1/3 (n=1 of 2)"
-    (row,) = as_papers([replace(late, unfinished_state="failed")]).tables[0].rows
+    (row,) = as_papers([replace(late, failed=True)]).tables[0].rows
     assert row[1] == "20.00 @1/3 failed"
 
 

@@ -101,44 +101,6 @@ def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):
     assert start["code"] == {}
 
 
-LAYOUTS = ("runs", "seeds", "paper")
-
-
-def test_a_report_tells_which_runs_have_other_code(run, job, tmp_path):
-    runs = [tmp_path / f"seed{seed}" for seed in range(5)]
-    mine = "algorithm={name: mine.Mine}"
-    for seed, out in enumerate(runs):
-        if seed == 4:
-            (tmp_path / "mine.py").write_text(f"{MINE}\nEDITED = True\n")
-        assert run("run", job, mine, f"seed={seed}", "--out", out).code == 0
-    told = "computed with different code, as module mine was edited: "
-    for layout in LAYOUTS:
-        text = run("report", *runs, "--layout", layout).text
-        assert f"{told}seed0, seed1, seed2 and 1 more; seed4\n" in text
-        assert told not in run("report", *runs[:4], "--layout", layout).text
-    # Runs of different jobs are compared, too.
-    other = tmp_path / "other"
-    assert run("run", job, mine, "local.lr=0.2", "--out", other).code == 0
-    assert f"{told}seed0; other\n" in run("report", runs[0], other).text
-
-
-def test_a_report_tells_that_a_run_was_resumed_with_other_code(run, job, tmp_path):
-    out, mine = tmp_path / "run", tmp_path / "mine.py"
-    assert run("run", job, "algorithm={name: mine.Mine}", "--out", out).code == 0
-    mine.write_text(f"{MINE}\nEDITED = True\n")
-    assert run("resume", out).code == 0  # it was finished: no round has the new code
-    told = "computed with different code, as module mine was edited: run (between its starts)\n"
-    for layout in LAYOUTS:
-        assert told not in run("report", out, "--layout", layout).text
-    assert run("resume", out, "rounds=6").code == 0
-    for layout in LAYOUTS:
-        assert told in run("report", out, "--layout", layout).text
-    # The last rounds once more, with the old code: none is left of the other.
-    mine.write_text(MINE)
-    assert run("resume", out, "--round", 4).code == 0
-    assert told not in run("report", out).text
-
-
 def test_a_sweep_tells_the_modules_that_were_edited_after_its_runs(run, job, tmp_path):
     root, mine = tmp_path / "out", tmp_path / "mine.py"
     sweep = tmp_path / "s.yaml"

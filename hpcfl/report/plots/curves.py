@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcfl.errors import JobError
@@ -42,6 +43,15 @@ JUDGED = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss"
 POINTS = 400  # of a curve, evenly spaced; more are not distinguishable
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "h"), (60, "min"), (1, "s"))
+LETTERS = 11  # of a title, in an inch
+_PLURALS = {
+    "data": "data sets",
+    "model": "models",
+    "split": "splits",
+    "clients": "numbers of clients",
+    "cohort": "cohorts",
+}
+_IN_TITLES = ("data", "model", "split", "clients")
 SPENT = {
     "bytes": (("down_bytes", "up_bytes"), "sent up and down", _BYTES),
     "time": (("wall_s",), "wall time of the rounds", _TIME),
@@ -56,6 +66,8 @@ class PlotStyle(NamedTuple):
     """Of the horizontal axis; None: the rounds, bytes or time with their unit."""
     ylabel: str | None = None
     """Of the vertical axis; None: the key of the log."""
+    note: str = ""
+    """How the runs were chosen, for the title."""
     size: FigureSize | None = None
     """Of the whole picture; None: as large as its panels and legends need."""
 
@@ -76,6 +88,7 @@ class Plot:
     standard deviation; those that are not as far as the others are thin lines.  Each data
     set and model has a panel; with many curves, each split, number of clients and cohort too.  An
     algorithm has the same colour in every plot, as far as two in one plot do not claim the same.
+    A title names the data, model, split and clients of its panel.
     A branch has a curve from its first round on, and its parent's is before.
 
     Of thousands of evaluations every so many-th is drawn.
@@ -146,8 +159,10 @@ class Plot:
         down = -(-len(panels) // across)
         width, height = self._style.size or (width, height * down)
         figure, axes = new_figure(width, height, down, across)
+        room = int(LETTERS * width / across)
         for place, (title, curves) in zip(axes, panels.items(), strict=False):
-            place.set_title(title if len(panels) > 1 else "", fontsize="medium")
+            texts = [fill(text, room) for text in (title, self._style.note) if text]
+            place.set_title("\n".join(texts), fontsize="medium")
             self._draw(place, curves, looks)
         for place in axes[len(panels) :]:
             place.remove()
@@ -250,14 +265,25 @@ def _panels(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
-    set_ups = [set_up(run.settings) for run in runs]
-    differing = [name for name in by if len({own[name] for own in set_ups}) > 1]
-    unit = {"clients": " clients"}
-    panels: dict[str, list[RunRecord]] = {}
-    for run, own in zip(runs, set_ups, strict=True):
-        title = ", ".join(own[name] + unit.get(name, "") for name in differing)
-        panels.setdefault(title, []).append(run)
-    return panels
+    panels: dict[tuple[str, ...], list[RunRecord]] = {}
+    for run in runs:
+        own = set_up(run.settings)
+        panels.setdefault(tuple(own[name] for name in by), []).append(run)
+    cohorts = len({key[by.index("cohort")] for key in panels}) > 1 if "cohort" in by else False
+    shown = [*_IN_TITLES, *(["cohort"] if cohorts else [])]
+    return {_title(members, shown): members for members in panels.values()}
+
+
+def _title(runs: Sequence[RunRecord], shown: Sequence[str]) -> str:
+    """The data, model, split and clients of a panel: "digits, linear, dirichlet 0, 20 clients"."""
+    words = []
+    for name in shown:
+        first, *others = dict.fromkeys(set_up(run.settings)[name] for run in runs)
+        if others:
+            words.append(f"{1 + len(others)} {_PLURALS[name]}")
+        elif first != "None":
+            words.append(f"{first} clients" if name == "clients" else first)
+    return ", ".join(dict.fromkeys(words))  # data without a partition are their own split
 
 
 def _furthest(curve: Curve) -> float:
