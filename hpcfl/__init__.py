@@ -209,8 +209,8 @@ def plan_job(
         data: as for ``run``.
         ranks: how many will run it; None: those that measure, or 1.
         measure: run a few rounds on the ranks that are there, and predict the time.
-        sizes: of data that is not there and whose sizes are not published, such as
-            ``{"clients": 20, "train": 6000, "test": 1000, "classes": 5}``.
+        sizes: of data that is not there, such as ``{"clients": 20, "train": 6000, "test": 1000,
+            "classes": 5, "shape": (3, 32, 32)}``.
 
     Returns:
         Disk, memory, traffic, time and the command for Slurm; ``print`` shows them as tables.

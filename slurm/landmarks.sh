@@ -13,7 +13,7 @@
 #   memory       2.6 GB a rank besides images and activations
 #   GPU memory   5.9 GB a rank: 5.0 GB are activations of batches of 64 at 224x224, measured on a
 #                CPU in float32
-#   hours        3.0 on 4 GPUs, 6.4 on one: not measured, but of the speeds that
+#   hours        2.9 on 4 GPUs, 6.2 on one: not measured, but of the speeds that
 #                benchmarks/scale.py of a checkout assumes
 #
 #SBATCH --job-name=landmarks

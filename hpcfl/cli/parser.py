@@ -216,8 +216,9 @@ def _add_plan_and_list(commands: Any) -> None:
     )
     plan.add_argument(
         "--sizes",
-        metavar="SIZES",
-        help="of data that is not there: '{clients: 20, train: 6000, test: 1000, classes: 5}'",
+        metavar="KEY=N,...",
+        help="of data that is not there: clients=20,train=6000,test=1000,classes=5,shape=3x32x32 "
+        "(words=80 in place of shape for texts)",
     )
     plan.add_argument(
         "--ranks-per-node", type=_count, metavar="N", help="at most, in the command for Slurm"

@@ -15,12 +15,11 @@ from rich.table import Table
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group, raise_collectively
-from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
 from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
-from hpcfl.plan.data import planned_data
+from hpcfl.plan.data import Sizes, planned_data
 from hpcfl.plan.measure import measure_costs
 from hpcfl.plan.measured import Process, probe, this_process
 from hpcfl.plan.memory import data_bytes
@@ -57,13 +56,13 @@ def make_plan(
     out: Path | None,
     *,
     measure: bool = False,
-    sizes: PublishedSizes | None = None,
+    sizes: Sizes | None = None,
     ranks_per_node: int | None = None,
     words: Sequence[str] = (),
 ) -> JobPlan:
     """Find out what the job will need on so many ranks.
 
-    Neither its data nor initial weights need be there: published sizes and the architecture do.
+    Neither its data nor initial weights need be there: sizes and the architecture do.
 
     Args:
         loaded: the job.
@@ -91,7 +90,7 @@ def _make_plan(
     ranks: int,
     out: Path | None,
     comm: Comm | None,
-    sizes: PublishedSizes | None,
+    sizes: Sizes | None,
     ranks_per_node: int | None,
     words: Sequence[str],
 ) -> JobPlan:

@@ -1,8 +1,6 @@
-"""Jobs are planned before their data is there, by published sizes."""
+"""Jobs are planned before their data is there, by sizes that the user states."""
 
 import re
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +19,22 @@ from scale import SyntheticJob
 from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
 from tests.long_form import LONG
 
-OWN = {"image_folder": "{clients: 20, train: 6000, test: 1000, classes: 5}"}
+SIZES = {
+    "cifar10": "train=50000,test=10000,classes=10,shape=3x32x32",
+    "cifar100": "train=50000,test=10000,classes=100,shape=3x32x32",
+    "concrete": "train=1030,test=1030,shape=8",
+    "emnist": "train=112800,test=18800,classes=47,shape=1x28x28",
+    "image_folder": "clients=20,train=6000,test=1000,classes=5,shape=3x32x32",
+    "inaturalist": "clients=9275,train=120300,test=35641,classes=1203,shape=3x224x224",
+    "landmarks": "clients=1262,train=164172,test=19526,classes=2028,shape=3x224x224",
+    "mnist": "train=60000,test=10000,classes=10,shape=1x28x28",
+    "shakespeare": "clients=643,train=2258888,test=284617,classes=80,words=80",
+    "stackexchange": "clients=3190,train=101594,test=9917,classes=2004,words=20",
+    "stackoverflow": "clients=342477,train=135818730,test=10000,classes=10004,words=20",
+    "tiny_imagenet": "train=100000,test=10000,classes=200,shape=3x64x64",
+    "tff": "clients=3400,train=671585,test=77483,classes=62,shape=1x28x28",
+}
+"""As docs/data has them, by data.kind."""
 
 
 def components(loaded, sizes=None):
@@ -32,7 +45,7 @@ def components(loaded, sizes=None):
 
 def without_data(loaded):
     """The job's components, where nothing is in the folder of its data."""
-    text = OWN.get(loaded.tree["data"]["kind"])
+    text = SIZES.get(loaded.tree["data"]["kind"])
     return components(loaded, text and read_sizes(text))
 
 
@@ -48,7 +61,7 @@ def test_every_job_is_planned_without_data(path):
     parts, data = without_data(load(path))
     kind = parts.loaded.tree["data"]["kind"]
     assert data.real == (kind in ("digits", "quadratics"))
-    assert any(line.startswith(f"data {kind}, as ") for line in data.notes) != data.real
+    assert any(line.startswith(f"data {kind}, as --sizes") for line in data.notes) != data.real
     assert work(parts).steps.min() > 0
 
 
@@ -62,44 +75,46 @@ def test_every_sweep_is_planned_without_data(path):
         assert len(parts.rows) == (loaded.job.data.population or len(parts.rows))
 
 
-def test_sizes_that_nobody_knows_are_asked_for_in_one_line(refused, hpcfl):
+def test_sizes_are_asked_for_in_one_line(refused, hpcfl):
     job = str(ROOT / "jobs/image_folder/fedavg.yaml")
     said = refused("plan", job)
-    assert "image_folder-36.h5: not found), and the sizes of this data are not published" in said
-    assert "--sizes '{clients: 20" in said
-    told = hpcfl("plan", job, "--sizes", OWN["image_folder"], "--ranks", "2")
+    assert "image_folder-36.h5: not found); put it there, or say its sizes, " in said
+    assert said.endswith(": --sizes clients=20,train=6000,test=1000,classes=5,shape=3x32x32")
+    told = hpcfl("plan", job, "--sizes", SIZES["image_folder"], "--ranks", "2")
     assert told.code == 0, told.err
     assert "data image_folder, as --sizes says: 20 clients, 6000 training and 1000" in told.text
-    assert 'sizes.client: sizes has no "client"' in refused("plan", job, "--sizes", "{client: 2}")
-    assert "--sizes: sizes: found None, expected a section" in refused("plan", job, "--sizes", "")
 
 
-def test_an_npz_that_is_not_there(refused, hpcfl):
-    job = {"kind": "arrays", "path": "own.npz"}
-    tree = {"data": job, "model": {"name": "logistic"}, "rounds": 2,
-            "algorithm": {"name": "fedavg"}, "cohort": {"kind": "uniform", "size": 1},
-            "local": {"lr": 0.1}}  # fmt: skip
-    Path("job.yaml").write_text(yaml.safe_dump(tree))
-    assert "), and the sizes of this data are not published" in refused("plan", "job.yaml")
-    sizes = "{train: 100, clients: 4, classes: 3, spread: 0.0%s}"
-    assert "--sizes: shape: missing" in refused("plan", "job.yaml", "--sizes", sizes % "")
-    told = hpcfl("plan", "job.yaml", "--sizes", sizes % ", shape: [5]")
-    assert "18 parameters" in told.text
-    assert "drawn" not in told.text  # equal clients
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ("client=2", 'sizes.client: sizes has no "client"'),
+        ("", "--sizes: found '', expected key=number, such as clients=20,"),
+        ("{clients: 20, train: 6000}", "--sizes: found '{clients: 20', expected key=number"),
+        ("train=9", "expected shape of an input, such as 3x32x32, or words of a text"),
+        ("train=9,shape=3,words=2", "expected shape of an input, such as 3x32x32, or words of"),
+        ("train=9,words=2", "classes: missing; expected the number of different words"),
+        ("clients=20,train=9,shape=3", "clients is 20, but there are 9 training examples"),
+        ("train=9,shape=3xx3", "found 'shape=3xx3', expected key=number"),
+        ("shape=3", "sizes.train: missing"),
+    ],
+)
+def test_wrong_sizes(refused, sizes, said):
+    assert said in refused("plan", "quickstart", "--sizes", sizes)
 
 
 def test_data_that_is_there_is_counted(job, hpcfl):
     told = hpcfl("plan", job)
-    assert "as published" not in told.text
+    assert "as --sizes says" not in told.text
     assert re.search(r"\| +0 \| +4 \| +40 \|", told.text)
     assert "| 20 of 20 take part" not in told.text
-    given = hpcfl("plan", job, "--sizes", "{train: 400, classes: 4, shape: [3]}")
+    given = hpcfl("plan", job, "--sizes", "train=400,classes=4,shape=3")
     assert re.search(r"\| +0 \| +4 \| +400 \|", given.text)
 
 
 def test_a_split_that_is_not_there_needs_its_clients():
     path = ROOT / "jobs/cifar10/fedavg_published_split.yaml"
-    parts, data = components(load(path))
+    parts, data = without_data(load(path))
     assert {len(rows) for rows in parts.rows} == {500}
     assert "planned with 100 equal clients" in data.notes[0]
     with pytest.raises(JobError, match="the job does not say how many clients it has"):
@@ -153,22 +168,19 @@ def test_a_plan_ends_with_the_command(hpcfl):
 def test_the_large_jobs_on_paper_are_those_of_the_job_files(job):
     """benchmarks/scale.yaml, from which the page on many GPUs is made."""
     drawn = yaml.safe_load((ROOT / "benchmarks/scale.yaml").read_text())[job]
-    parts, _ = components(load(ROOT / f"jobs/papers/base/{job}.yaml"))
-    asked = work(parts)
-    state = 4 * asked.parameters  # of fedhbm: one vector
-    fedhbm = replace(asked, state=state, sent=state)
+    parts, _ = without_data(load(ROOT / f"jobs/papers/base/{job}.yaml"))
+    asked, large = work(parts), SyntheticJob(**drawn)
     assert drawn["clients"] == len(parts.rows)
-    published = parts.job.data.published
-    share = drawn["clients"] / published.clients
-    assert drawn["examples"] == pytest.approx(published.train * share, rel=0.01)
-    assert drawn["spread"] == published.spread
+    stated = read_sizes(SIZES[job])
+    share = drawn["clients"] / stated.clients
+    assert drawn["examples"] == pytest.approx(stated.train * share, rel=0.01)
     assert drawn["parameters"] == pytest.approx(asked.parameters, rel=1e-3)
     assert drawn["batch"] == parts.job.local.batch_size
     template = (ROOT / f"slurm/{job}.sh").read_text()
-    costs = SyntheticJob(**drawn).costs()
+    fedhbm = large.work(drawn["cohorts"][0], parts.job.balance)
     for ranks, gpus in ((4, "4 GPUs,"), (1, "one:")):
         stated = re.search(rf"([\d.]+) on {gpus}", template)[1]
-        assert predict(fedhbm, ranks, costs).hours == pytest.approx(float(stated), rel=0.03)
+        assert predict(fedhbm, ranks, large.costs()).hours == pytest.approx(float(stated), abs=0.05)
     found = (asked.rounds, asked.evaluations, asked.tests)
     assert found == (drawn["rounds"], drawn["evaluations"], drawn["tests"])
 
@@ -178,7 +190,8 @@ def test_the_heads_of_the_scripts_say_what_the_plan_says(job):
     """Of fedhbm on 4 ranks, before the data is there."""
     lines = (ROOT / f"slurm/{job}.sh").read_text().split("#SBATCH")[0].splitlines()
     head = " ".join(" ".join(line.strip("# ") for line in lines).split())
-    parts, _ = components(load(ROOT / f"jobs/papers/base/{job}.yaml", ["algorithm={name: fedhbm}"]))
+    path = ROOT / f"jobs/papers/base/{job}.yaml"
+    parts, _ = without_data(load(path, ["algorithm={name: fedhbm}"]))
     found = plan(parts, 4, process=Process(None, None), activations=Activations(0, 0))
     disk = found.disk_budget
     seen = f"{found.seen}" if found.seen < 10_000 else f"{found.seen:,}".replace(",", " ")
@@ -198,5 +211,5 @@ def test_the_heads_of_the_scripts_say_what_the_plan_says(job):
 
 
 def test_a_probe_needs_no_data():
-    parts, _ = components(load(ROOT / "jobs/cifar10/fedhbm_noniid.yaml"))
+    parts, _ = without_data(load(ROOT / "jobs/cifar10/fedhbm_noniid.yaml"))
     assert probe(parts).kept > 0

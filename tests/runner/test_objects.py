@@ -359,7 +359,7 @@ def test_another_value_is_refused_in_one_line(job, overrides, error):
 
 def test_sizes_that_no_data_has_are_refused():
     with pytest.raises(JobError, match="clients is 20, but there are 10 training examples"):
-        hpcfl.plan_job("quickstart", sizes={"clients": 20, "train": 10})
+        hpcfl.plan_job("quickstart", sizes={"clients": 20, "train": 10, "shape": (64,)})
     with pytest.raises(JobError, match="ranks: found 0, expected 1 at least"):
         hpcfl.plan_job(JOB, ranks=0)
 
