@@ -23,7 +23,6 @@ from hpcfl.bench.result import Measurement, Result
 from hpcfl.bench.round import LENET, write_images
 from hpcfl.bench.timed_rounds import TimedRounds, build_bench_run
 from hpcfl.job.schema import load
-from hpcfl.store.disk_usage import ROUNDS_BEFORE_COMMIT
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.schema import Field, StateSchema
 
@@ -119,7 +118,6 @@ class _ByStore:
         self._folder.mkdir()
         schema = StateSchema(State, (Field("z", (STATE_BYTES // 4,), torch.float32),))
         self._store = Hdf5Store(root / "stores", 0, "bench", range(clients), schema, 0)
-        self._store.ensure_rows([clients + ROUNDS_BEFORE_COMMIT * COHORT])
         # The largest prefetch limits how many evicted states the store holds in memory.
         self._store.prefetch(self._cohorts[0])
         self.close = self._store.close

@@ -42,7 +42,7 @@ class Trajectories(NamedTuple):
 class TrajectoryRecorder:
     """The ``RunHooks`` of a run that keeps its models in memory and writes nothing."""
 
-    checkpoint_state = CheckpointState(writing=False, low_on_rows=False)
+    checkpoint_state = CheckpointState(writing=False)
 
     def __init__(self) -> None:
         self._server: list[Points] = []
