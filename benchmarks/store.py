@@ -22,7 +22,6 @@ from torch import Tensor
 from common import Measurement, Result, main, parser, take_turns
 from hpcfl.job.schema import load
 from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
-from hpcfl.store.disk_usage import ROUNDS_BEFORE_COMMIT
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.schema import Field, StateSchema
 from round import LENET, write_images
@@ -119,7 +118,6 @@ class _ByStore:
         self._folder.mkdir()
         schema = StateSchema(State, (Field("z", (STATE_BYTES // 4,), torch.float32),))
         self._store = Hdf5Store(root / "stores", 0, "bench", range(clients), schema, 0)
-        self._store.ensure_rows([clients + ROUNDS_BEFORE_COMMIT * COHORT])
         # The largest prefetch limits how many evicted states the store holds in memory.
         self._store.prefetch(self._cohorts[0])
         self.close = self._store.close

@@ -7,7 +7,7 @@
 # From the directory of hpcfl's sources, see slurm/staged.sh.  Without internet on the nodes, say
 # model.init=FILE.  What it takes, of `hpcfl plan` on 4 ranks (before the images are there: states and
 # checkpoints depend on the model and the cohorts alone):
-#   stores       149.2 GB for fedhbm (15.1 MB a client, 8212 of them take part), 37.6 GB a rank; the
+#   stores       191.2 GB for fedhbm (15.1 MB a client, 8212 of them take part), 48.6 GB a rank; the
 #                same on the node's disk during the run, besides 3 GB of images.  fedavg has none
 #   checkpoints  15.3 MB each, 3 at most at a time
 #   memory       2.3 GB a rank besides images and activations

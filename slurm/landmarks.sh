@@ -7,9 +7,9 @@
 # From the directory of hpcfl's sources, see slurm/staged.sh.  Without internet on the nodes, say
 # model.init=FILE.  What it takes, of `hpcfl plan` on 4 ranks (before the images are there: states and
 # checkpoints depend on the model and the cohorts alone):
-#   stores       54.3 GB for fedhbm (19.3 MB a client), 13.8 GB a rank; the same on the node's disk
+#   stores       77.7 GB for fedhbm (19.3 MB a client), 19.8 GB a rank; the same on the node's disk
 #                during the run, besides 4 GB of images.  fedavg has none
-#   checkpoints  19.3 MB each, 3 at most at a time
+#   checkpoints  19.4 MB each, 3 at most at a time
 #   memory       2.6 GB a rank besides images and activations
 #   GPU memory   5.9 GB a rank: 5.0 GB are activations of batches of 64 at 224x224, measured on a
 #                CPU in float32

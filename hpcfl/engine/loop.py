@@ -50,7 +50,7 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
             timer.mark("evaluate")
         busy = timer.write_to(record)
         hooks.record(record, busy, server.x)
-        if agreed.low_on_rows or not agreed.writing:  # wait for writes only where rows run out
+        if not agreed.writing:
             hooks.commit_checkpoint(done)
         if agreed.stop or agreed.save or schedule.checkpoint_due(done):
             hooks.begin_checkpoint(done, server, run.observer.extra_tensors)

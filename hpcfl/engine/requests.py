@@ -22,8 +22,6 @@ class RoundRequests(NamedTuple):
     """Write a checkpoint: a signal requested it, or ``checkpoint.minutes`` have passed."""
     writing: bool
     """A rank is still writing its part of the pending checkpoint."""
-    low_on_rows: bool
-    """A store is nearly out of free rows; committing the pending checkpoint frees some."""
 
     @classmethod
     def of(cls, maxima: NDArray[np.float64]) -> "RoundRequests":

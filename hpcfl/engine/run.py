@@ -31,8 +31,6 @@ class CheckpointState(NamedTuple):
 
     writing: bool
     """This rank is still writing its part of it."""
-    low_on_rows: bool
-    """The store is nearly out of free rows; committing the checkpoint frees some."""
 
 
 class RunHooks(Protocol):

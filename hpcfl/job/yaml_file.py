@@ -31,8 +31,6 @@ RUN = "$RUN/"
 COMMAND_LINE, OVERRIDES = "command line", "overrides"
 LARGEST_FILE = 1 << 20  # bytes; large lists, such as cohorts to replay, go into other files
 LARGEST_TREE = 200_000  # values; nested aliases could otherwise expand to billions
-DEEPEST = 50  # sections or lists in each other
-LARGEST_NUMBER = 2**64  # in size; no key takes more, and Python refuses to write very long ones
 
 
 @dataclass
@@ -372,27 +370,6 @@ def tuples(value: Any) -> Any:
     return value
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which refuses files that would take it hours."""
-
-    _values = _depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node, if it is not one too many or too deep."""
-        self._values += 1
-        self._depth += 1
-        if self._values > LARGEST_TREE or self._depth > DEEPEST:
-            most = (
-                f"{LARGEST_TREE} values"
-                if self._depth <= DEEPEST
-                else f"{DEEPEST} sections or lists in each other"
-            )
-            raise yaml.MarkedYAMLError(problem=f"more than {most}", problem_mark=self.get_mark())
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-
 class _NodeReader:
     """Turns YAML's nodes into plain values, records their lines and refuses common mistakes."""
 
@@ -402,8 +379,9 @@ class _NodeReader:
 
     def value(self, text: str) -> Any:
         try:
-            node = yaml.compose(text, Loader=_Loader)
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
             return None if node is None else self._node(node, ())
+        # An alias of a section that contains it ends in a RecursionError.
         except (yaml.YAMLError, ValueError, RecursionError) as e:
             mark = getattr(e, "problem_mark", None)
             where = self._line(mark) if mark else self._file.name
@@ -417,8 +395,6 @@ class _NodeReader:
         self._left -= 1
         if self._left < 0:
             raise JobError(f"{self._file.name}: more than {LARGEST_TREE} values, aliases counted")
-        if len(key) > DEEPEST:  # an alias of a section that contains it
-            raise JobError(f"{self._line(node.start_mark)}: is nested without end")
         self._file.lines.setdefault(key, self._line(node.start_mark))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, key)
@@ -434,8 +410,6 @@ class _NodeReader:
                 f"{line}: YAML reads the number {node.value[:20]} as {value}; write it "
                 "without leading zeros and colons"
             )
-        if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
-            raise JobError(f"{line}: the number {node.value[:20]}... is beyond 2**64")
         if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
             raise JobError(f"{line}: holds {value!r}, half a character: write it as UTF-8")
         return value

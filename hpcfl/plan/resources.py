@@ -15,7 +15,7 @@ from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
 from hpcfl.runner.components import Components
-from hpcfl.runner.disk_budget import DiskBudget, disk_budget
+from hpcfl.runner.disk_budget import DiskBudget, disk_budget, state_bytes, store_bytes
 from hpcfl.runner.schedule_usage import ScheduleUsage, most_trained, simulate_schedule
 
 
@@ -155,12 +155,12 @@ def _share(
     """Compute the share of one rank."""
     mine = usage.owner == rank
     seen = int(usage.seen[rank])
-    holding = Holding(rank, seen, members, int(usage.state_bytes[rank]))
+    holding = Holding(rank, seen, members, int(state_bytes(components, usage)[rank]))
     return RankShare(
         clients=int(mine.sum()),
         examples=int(np.array(components.clients.examples)[mine].sum()),
         seen=seen,
         members=members,
-        store=int(usage.store_bytes[rank]),
+        store=int(store_bytes(components, usage)[rank]),
         memory=memory(components, holding, process=process, activations=activations),
     )

@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 class LogOnly:
     """The engine's hooks of a run that writes its log, and evaluates and commits nothing."""
 
-    checkpoint_state = CheckpointState(writing=False, low_on_rows=False)
+    checkpoint_state = CheckpointState(writing=False)
 
     def __init__(self, log: RunLog) -> None:
         self._log = log

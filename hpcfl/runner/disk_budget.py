@@ -1,26 +1,22 @@
-"""Compute the disk space that a run directory needs, and check that so much is free."""
+"""Bound the disk space that a run directory needs, and check that so much is free."""
 
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
+import numpy as np
 from rich.filesize import decimal
 
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.errors import JobError
-from hpcfl.job.resume_rules import input_places
-from hpcfl.job.settings import flatten
 from hpcfl.runner.components import Components
 from hpcfl.runner.schedule_usage import ScheduleUsage
-from hpcfl.store.disk_usage import TABLE_ENTRY, TABLE_HEADER
+from hpcfl.store.row_allocator import most_bytes
+from hpcfl.store.schema import StateSchema
+from hpcfl.types import IntArray
 
-# Bytes of a safetensors file besides its numbers: once, for each tensor, and of its checksum.
-HEADER, TENSOR_HEADER, CHECKSUM = 16, 60, 36
-# Bytes of manifest.json with one file, and of each further file that it names.
-MANIFEST, MANIFEST_FILE = 206, 35
-# Bytes of its list of inputs, and of each input without its name.
-MANIFEST_INPUTS, MANIFEST_INPUT = 17, 80
+FILE = 4096  # bytes of a file of a checkpoint, at most, besides its numbers
+TABLE_ENTRY = 32  # bytes of a row in a row table: four int64
 
 
 class DiskBudget(NamedTuple):
@@ -42,19 +38,61 @@ class DiskBudget(NamedTuple):
 
 
 def disk_budget(components: Components, usage: ScheduleUsage) -> DiskBudget:
-    """Compute the disk space of a run from its simulated schedule."""
-    job, ranks = components.job, len(usage.most_owned)
-    best = best_bytes(components)
-    tables = max(1, len(usage.states))  # row tables are written even where no state is kept
-    rows = int(usage.seen.sum()) if usage.states else 0
-    due = -(-job.rounds // job.checkpoint.every)
+    """Bound the disk space of a run by its simulated schedule."""
+    job, vector = components.job, nbytes(components.schema.message.x)
+    parts = [part for part in _parts(components) if part.fields]
+    tables = len(usage.most_owned) * max(1, len(parts))  # also where no state is kept
+    entries = int(usage.seen.sum()) * len(parts)
+    models = bool(job.diagnostics.cosine) + job.evaluate.best
     return DiskBudget(
-        stores=int(usage.store_bytes.sum()),
-        checkpoint=_checkpoint_bytes(components, best, tables * ranks)
-        + tables * (ranks * TABLE_HEADER + rows * TABLE_ENTRY),
-        checkpoints=min(job.checkpoint.keep, due) + 1,  # an old one is deleted after the commit
+        stores=int(store_bytes(components, usage).sum()),
+        checkpoint=nbytes(components.schema.server)
+        + models * vector
+        + TABLE_ENTRY * entries
+        + FILE * (tables + models + 2),  # server.safetensors, manifest.json
+        # An old one is deleted after the commit.
+        checkpoints=min(job.checkpoint.keep, -(-job.rounds // job.checkpoint.every)) + 1,
         model=nbytes(components.x0),
     )
+
+
+def store_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
+    """[ranks], bytes of the stores on the disk, at most.
+
+    A client holds one row.  What is replaced after a checkpoint that is kept stays on the disk: in
+    the intervals between these, that of the pending one, and the one of the rounds that go on.
+    """
+    job, seen = components.job, usage.seen
+    clients = np.bincount(usage.owner, minlength=len(seen))
+    total = np.zeros_like(seen)
+    for part, held, replaced in zip(
+        _parts(components),
+        (seen, _shared_rows(components, seen)),
+        (usage.most_between, np.full_like(seen, job.checkpoint.every)),
+        strict=True,
+    ):
+        rows = held + (job.checkpoint.keep + 1) * np.minimum(held, replaced)
+        sizes = zip(rows.tolist(), clients.tolist(), strict=True)
+        if part.fields:
+            total += [most_bytes(count, own, part.bytes) for count, own in sizes]
+    return total
+
+
+def state_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
+    """[ranks], bytes of the states that the clients have at the end, at most."""
+    own, shared = _parts(components)
+    rows = _shared_rows(components, usage.seen)
+    return usage.seen * own.bytes + rows * shared.bytes
+
+
+def _parts(components: Components) -> tuple[StateSchema, StateSchema]:
+    """The clients' own part of their states, and the one that those of a round share."""
+    return components.stored_state.own, components.stored_state.shared
+
+
+def _shared_rows(components: Components, seen: IntArray) -> IntArray:
+    """[ranks], the shared parts that differ: one a round in which the rank has a client."""
+    return np.minimum(seen, components.job.rounds + len(components.warm_start_groups))
 
 
 def require_disk_space(needed: DiskBudget, folder: Path) -> None:
@@ -71,30 +109,3 @@ def require_disk_space(needed: DiskBudget, folder: Path) -> None:
             f"{decimal(needed.checkpoint)} besides), found {decimal(free)} free; make room, choose "
             "another disk with --out, or lower checkpoint.keep"
         )
-
-
-def _checkpoint_bytes(components: Components, best: int, tables: int) -> int:
-    """The bytes of a checkpoint without the contents of its ``tables`` row tables."""
-    files = [_safetensors_bytes(components.schema.server)]
-    if components.job.diagnostics.cosine:
-        files.append(_safetensors_bytes([components.schema.message.x]))
-    if best:
-        files.append(best)
-    # The digest of data that no key of the job says where to find is not counted.
-    places = input_places(flatten(components.loaded.tree))
-    inputs = MANIFEST_INPUTS + sum(MANIFEST_INPUT + len(key) for key in places)
-    return sum(files) + MANIFEST + inputs + (len(files) - 1 + tables) * MANIFEST_FILE
-
-
-def best_bytes(components: Components) -> int:
-    """The bytes of a checkpoint's best.safetensors: the model, its round and its score."""
-    if not components.job.evaluate.best:
-        return 0
-    number = torch.empty((), dtype=torch.float64)
-    return _safetensors_bytes([components.schema.message.x, number, number]) + CHECKSUM
-
-
-def _safetensors_bytes(fields: Any) -> int:
-    """The bytes of a safetensors file."""
-    tensors = sum(len(field) if isinstance(field, tuple) else 1 for field in fields)
-    return nbytes(fields) + HEADER + tensors * TENSOR_HEADER

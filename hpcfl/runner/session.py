@@ -36,7 +36,7 @@ from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
 from hpcfl.run_dir.manifest import Checkpoint
 from hpcfl.runner.components import Components
 from hpcfl.runner.disk_budget import disk_budget, require_disk_space
-from hpcfl.runner.schedule_usage import ScheduleUsage, rows_until_checkpoint, simulate_schedule
+from hpcfl.runner.schedule_usage import ScheduleUsage, simulate_schedule
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.types import IntArray, Record, Vector
@@ -118,21 +118,8 @@ class RankSession:
                 stores, self.comm.rank, self.session_id, self.my_clients
             )
 
-    def ensure_rows(self) -> None:
-        """Allocate the rows of all clients that will ever have a state on this rank.
-
-        Raises:
-            DiskError: the disk, or a quota, is too small.
-        """
-        self.store.ensure_rows(self._rows_of_run)
-
-    @property
-    def _rows_of_run(self) -> list[int]:
-        """The rows that this rank needs for all rounds, for each part of the states."""
-        return [int(part.rows[self.comm.rank]) for part in self._usage.states]
-
     def restore_states(self, checkpoint: Checkpoint, retained_folders: list[Path]) -> None:
-        """Restore the states of a checkpoint, with rows for the rounds to come.
+        """Restore the states of a checkpoint.
 
         Args:
             checkpoint: which one.
@@ -144,7 +131,7 @@ class RankSession:
                 f"{checkpoint.folder}: row tables of {table.ranks} ranks, expected "
                 f"{checkpoint.ranks}"
             )
-        self.store.restore(table, self.comm.size, self._rows_of_run)
+        self.store.restore(table, self.comm.size)
         self.store.retain(retained_folders)
 
     def require_clients(self) -> None:
@@ -310,8 +297,8 @@ class RankSession:
     def checkpoint_state(self) -> CheckpointState:
         """Whether this rank still writes a checkpoint, and whether rounds must wait for it."""
         if self._pending is None:
-            return CheckpointState(writing=False, low_on_rows=False)
-        return CheckpointState(not self._pending.ready, self.store.low_on_rows)
+            return CheckpointState(writing=False)
+        return CheckpointState(not self._pending.ready)
 
     def commit_checkpoint(self, round: int) -> None:
         """Collective: commit the pending checkpoint, if there is one.
@@ -326,16 +313,10 @@ class RankSession:
         """
         if self._pending is None:
             return
-        job, saved = self.components.job, self._pending.contents.round
         folders = self._pending.commit(
-            self.store, self.comm, job.checkpoint.keep, self.require_in_place
+            self.store, self.comm, self.components.job.checkpoint.keep, self.require_in_place
         )
         self._pending = None
-        if saved and not job.checkpoint.due(saved, job.rounds):
-            # One that a signal or the clock asked for: its rows were not counted in advance.
-            owned = self.owner == self.comm.rank
-            rows = rows_until_checkpoint(self.components, owned, round)
-            self.store.ensure_rows(rows, free=True)
         if self.comm.rank == 0:
             self.prune_stores(folders)
 

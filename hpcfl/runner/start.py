@@ -309,8 +309,6 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
     set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
     session.comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     session.open_store()
-    with raise_collectively(session.comm):
-        session.ensure_rows()
     server = components.algorithm.init_server(components.x0)
     session.begin_checkpoint(0, server, {})
     session.commit_checkpoint(0)

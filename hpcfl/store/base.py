@@ -21,8 +21,7 @@ class ClientStore(ABC):
     A state is a NamedTuple of CPU tensors with the fields of one
     ``hpcfl.store.schema.StateSchema``.  One thread calls all methods, in this order:
 
-        ensure_rows                     at a fresh start
-        restore; retain                 at a resume, instead
+        restore; retain                 at a resume
         prefetch; load; save            in every round, for the round's clients
         snapshot                        when a checkpoint begins
         prefetch; load; save            in the rounds that continue while it is written
@@ -78,7 +77,7 @@ class ClientStore(ABC):
         """
 
     @abstractmethod
-    def restore(self, table: "Table", ranks: int, rows: Sequence[int]) -> None:
+    def restore(self, table: "Table", ranks: int) -> None:
         """Take this rank's states from a checkpoint; ``retain`` must be called next.
 
         A store on disk continues to use the segments of the checkpoint where the same number of
@@ -87,8 +86,6 @@ class ClientStore(ABC):
         Args:
             table: the row table of all ranks that wrote the checkpoint.
             ranks: how many ranks the run has now.
-            rows: as for ``ensure_rows``.  Passed here because a copy needs its rows first, while
-                the rows of segments that are used again count towards them.
 
         Raises:
             StoreError: a segment is missing or damaged, or is of other clients.
@@ -101,22 +98,6 @@ class ClientStore(ABC):
 
     def prefetch(self, clients: Sequence[int]) -> None:  # noqa: B027
         """Begin to read the states of these clients, which will be loaded next."""
-
-    @property
-    def low_on_rows(self) -> bool:
-        """Whether the rounds must wait until the pending checkpoint is committed, to free rows."""
-        return False
-
-    def ensure_rows(self, rows: Sequence[int], *, free: bool = False) -> None:  # noqa: B027
-        """Allocate rows on the disk, so that a full disk is found before the rounds begin.
-
-        Args:
-            rows: how many, for each part of the states (``SharedStore`` has two).
-            free: whether so many must be free; else rows in use count, too.
-
-        Raises:
-            DiskError: the disk is too small.
-        """
 
     def require_in_place(self) -> None:  # noqa: B027
         """Refuse to commit a checkpoint where a file that it needs was deleted or replaced.

@@ -24,7 +24,6 @@ from hpcfl.store import row_table
 from hpcfl.store.arena import StateArena
 from hpcfl.store.background_io import BackgroundIO
 from hpcfl.store.base import ClientStore
-from hpcfl.store.disk_usage import ROUNDS_BEFORE_COMMIT
 from hpcfl.store.footprint import footprint
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_allocator import RowAllocator
@@ -148,17 +147,6 @@ class Hdf5Store(ClientStore):
         flushed, self._unflushed = self._unflushed, set()
         return [self._io.flush(written, flushed, write_table)]
 
-    @property
-    def low_on_rows(self) -> bool:
-        needed = 1 if self._row_per_round else self._cohort
-        return self._rows.free < ROUNDS_BEFORE_COMMIT * needed
-
-    def ensure_rows(self, rows: Sequence[int], *, free: bool = False) -> None:
-        if free:
-            self._rows.ensure_free_rows(sum(rows))
-        else:
-            self._rows.ensure_rows(sum(rows))
-
     def retain(self, folders: Iterable[Path]) -> None:
         self._writing = {at: one for at, one in self._writing.items() if not one.future.done()}
         pinned = [np.zeros(0, np.int64)]
@@ -174,12 +162,10 @@ class Hdf5Store(ClientStore):
         for segment in self._rows.segments:
             segment.require_in_place()
 
-    def restore(self, table: row_table.Table, ranks: int, rows: Sequence[int]) -> None:
+    def restore(self, table: row_table.Table, ranks: int) -> None:
         if table.ranks == ranks:
             self._reuse_segments(table)
-            self.ensure_rows(rows)
             return
-        self.ensure_rows(rows)
         with Reader(table.for_clients(self._clients), self._schema) as reader:
             for client, state in reader.all():
                 self.save(client, state)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfl.errors import DiskError, StoreError
-from hpcfl.io.atomic import remove_part
+from hpcfl.errors import StoreError
 from hpcfl.store import segment
 from hpcfl.store.background_io import SegmentRow
 from hpcfl.store.schema import StateSchema
@@ -17,22 +16,39 @@ from hpcfl.types import IntArray
 
 FIRST_ROWS, FIRST_BYTES = 64, 8 * 2**20  # the first segment has so many rows, or bytes if more
 FILE_BYTES = 16 * 2**30  # of a segment at most, unless one row is larger
+SEGMENT_HEADER = 2048  # bytes of a segment file before its rows; measured, 1 to 4 fields
 
 
 def growth(have: int, clients: int, pinned: int, state_bytes: int) -> int:
     """How many rows to add when none of ``have`` rows, ``pinned`` of them, is free.
 
-    As many as there are, within the bounds.  A run rarely needs it: it allocates the rows that its
-    cohorts will need before the first round (``RowAllocator.ensure_rows``).
+    An eighth of what there is, within the bounds: a segment is allocated whole, and little of it
+    stays unused on a disk that is nearly full.
     """
     row_bytes = max(1, state_bytes)
-    rows = max(FIRST_ROWS, FIRST_BYTES // row_bytes, have)
-    return min(rows, most_rows(row_bytes), 2 * clients + pinned - have)
+    return min(
+        max(_first_rows(row_bytes), have // 8),
+        max(1, FILE_BYTES // row_bytes),
+        2 * clients + pinned - have,
+    )
 
 
-def most_rows(state_bytes: int) -> int:
-    """Rows of the largest segment."""
-    return max(1, FILE_BYTES // max(1, state_bytes))
+def most_bytes(rows: int, clients: int, state_bytes: int) -> int:
+    """Bytes of the segments, at most, of a rank that needs so many rows at a time.
+
+    Args:
+        rows: held by ``clients`` or pinned by checkpoints.
+        clients: the rank's, of which each holds one row.
+        state_bytes: of a row.
+    """
+    row_bytes = max(1, state_bytes)
+    allocated = rows + min(max(_first_rows(row_bytes), rows // 8), 2 * clients) if rows else 0
+    # A file has a row at least, and 128 of them, each an eighth of those before, hold billions.
+    return allocated * row_bytes + min(allocated, 128) * SEGMENT_HEADER
+
+
+def _first_rows(row_bytes: int) -> int:
+    return max(FIRST_ROWS, FIRST_BYTES // row_bytes)
 
 
 class RowAllocator:
@@ -40,8 +56,7 @@ class RowAllocator:
 
     A row is held by the clients whose newest state it has, and pinned by kept checkpoints that name
     it.  A row that is neither is free.  A pinned row is never written: a run that is killed now
-    resumes from it.  Without ``ensure_rows`` there are never more rows than twice the clients plus
-    the pinned rows.
+    resumes from it.  There are never more rows than twice the clients plus the pinned rows.
     """
 
     def __init__(
@@ -65,37 +80,6 @@ class RowAllocator:
     def names(self) -> tuple[str, ...]:
         """The file names of the segments, in order."""
         return tuple(file.path.name for file in self._segments)
-
-    @property
-    def free(self) -> int:
-        """How many rows are free."""
-        return len(self._free)
-
-    def ensure_rows(self, rows: int) -> None:
-        """Add segments until so many rows may be written, free or not.
-
-        Raises:
-            DiskError: the disk is too small for them.
-        """
-        before, missing = len(self._segments), rows - self._writable_rows
-        try:
-            while missing > 0:
-                added = min(missing, most_rows(self._schema.bytes))
-                self._add(added)
-                missing -= added
-        except (DiskError, StoreError):
-            # Else the user's quota would stay full of segments that no checkpoint names.
-            for file in self._segments[before:]:
-                remove_part(file.path)
-            raise
-
-    def ensure_free_rows(self, rows: int) -> None:
-        """Add segments until so many rows are free.
-
-        Raises:
-            DiskError: the disk is too small for them.
-        """
-        self.ensure_rows(self._writable_rows + rows - self.free)
 
     def take(self) -> int:
         """Take a free row, from a new segment if none is left; return its address.
@@ -197,18 +181,10 @@ class RowAllocator:
         while self._segments:
             self._segments.pop().close()
 
-    @property
-    def _writable_rows(self) -> int:
-        return sum(file.rows for file in self._segments if file.writable)
-
     def _grow(self) -> None:
-        """Add a segment for rows that nobody allocated in advance."""
-        have, pinned = len(self._pinned), int(self._pinned.sum())
-        self._add(growth(have, self._clients, pinned, self._schema.bytes))
-
-    def _add(self, rows: int) -> None:
         """Add a segment of free rows; its lowest address is taken first."""
-        have = len(self._pinned)
+        have, pinned = len(self._pinned), int(self._pinned.sum())
+        rows = growth(have, self._clients, pinned, self._schema.bytes)
         path = self._root / segment.file_name(self._session_id, self._rank, self._created)
         self._append(Segment.create(path, self._schema, rows), pinned=False)
         self._created += 1

@@ -36,15 +36,6 @@ class ScratchStore(ClientStore):
         self._permanent_lock = Lock()
         self._closed = False
 
-    @property
-    def low_on_rows(self) -> bool:
-        return self._scratch.low_on_rows
-
-    def ensure_rows(self, rows: Sequence[int], *, free: bool = False) -> None:
-        self._scratch.ensure_rows(rows, free=free)
-        with self._permanent_lock:
-            self._permanent.ensure_rows(rows, free=free)
-
     def prefetch(self, clients: Sequence[int]) -> None:
         self._scratch.prefetch([client for client in clients if client in self._on_scratch])
         with self._permanent_lock:
@@ -76,9 +67,8 @@ class ScratchStore(ClientStore):
         with self._permanent_lock:
             self._permanent.require_in_place()
 
-    def restore(self, table: Table, ranks: int, rows: Sequence[int]) -> None:
-        self._scratch.ensure_rows(rows)
-        self._permanent.restore(table, ranks, rows)
+    def restore(self, table: Table, ranks: int) -> None:
+        self._permanent.restore(table, ranks)
 
     def close(self) -> None:
         self._closed = True

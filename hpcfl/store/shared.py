@@ -28,15 +28,6 @@ class SharedStore(ClientStore):
     def __init__(self, schema: StateSchema, own: ClientStore, shared: ClientStore) -> None:
         self._schema, self._own, self._shared = schema, own, shared
 
-    @property
-    def low_on_rows(self) -> bool:
-        return self._own.low_on_rows or self._shared.low_on_rows
-
-    def ensure_rows(self, rows: Sequence[int], *, free: bool = False) -> None:
-        own, shared = rows
-        self._own.ensure_rows([own], free=free)
-        self._shared.ensure_rows([shared], free=free)
-
     def prefetch(self, clients: Sequence[int]) -> None:
         self._own.prefetch(clients)
         self._shared.prefetch(clients)
@@ -62,15 +53,14 @@ class SharedStore(ClientStore):
         self._own.require_in_place()
         self._shared.require_in_place()
 
-    def restore(self, table: Table, ranks: int, rows: Sequence[int]) -> None:
+    def restore(self, table: Table, ranks: int) -> None:
         if table.shared is None:
             raise StoreError(
                 f"the checkpoint holds {table.clients.size} client states without the part that "
                 "clients share; another algorithm made it: resume with the code that made it"
             )
-        own, shared = rows
-        self._own.restore(table.own, ranks, [own])
-        self._shared.restore(table.shared, ranks, [shared])
+        self._own.restore(table.own, ranks)
+        self._shared.restore(table.shared, ranks)
 
     def close(self) -> None:
         self._own.close()

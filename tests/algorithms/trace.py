@@ -85,7 +85,7 @@ class _Hooks:
         self._trace.gradients.append(self._gradient.answers)
         self._gradient.answers = []
 
-    checkpoint_state = CheckpointState(writing=False, low_on_rows=False)
+    checkpoint_state = CheckpointState(writing=False)
 
     def commit_checkpoint(self, round: int) -> None:
         pass

@@ -71,7 +71,7 @@ def write(folder: Path, session_id: str, tell: Callable[[int], None]) -> None:
     )
     store = SharedStore(SCHEMA, own, shared)
     if done:
-        store.restore(Table.load(folder / str(done[-1]), root), 1, [0, 0])
+        store.restore(Table.load(folder / str(done[-1]), root), 1)
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.retain(kept)

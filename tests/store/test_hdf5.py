@@ -1,6 +1,7 @@
 """What the store on disk promises beyond the others: its cache, its rows, its owners."""
 
 import errno
+from random import Random
 from threading import Event, Timer, current_thread
 
 import pytest
@@ -172,26 +173,30 @@ def test_a_checkpoint_that_was_never_kept_frees_its_rows(root, schema, make, com
     store.close()
 
 
-def test_growth_doubles_and_small_files_bound_it(root, schema, make, bits, commit, monkeypatch):
+def test_growth_is_by_an_eighth_and_small_files_bound_it(
+    root, schema, make, bits, commit, monkeypatch
+):
     monkeypatch.setattr(row_allocator, "FIRST_ROWS", 4)
     monkeypatch.setattr(row_allocator, "FIRST_BYTES", 0)
-    monkeypatch.setattr(row_allocator, "FILE_BYTES", 8 * schema.bytes)
+    monkeypatch.setattr(row_allocator, "FILE_BYTES", 5 * schema.bytes)
     store = build(root, schema, 2)
     for client in range(CLIENTS):
         store.save(client, make(client, 0))
     a, table = commit("a", store)
-    assert [part.rows for part in store._rows._segments] == [4, 4, 8, 8, 8]
+    assert [part.rows for part in store._rows._segments] == 8 * [4]
+    grown = [row_allocator.growth(have, 99, 0, schema.bytes) for have in (39, 40, 80)]
+    assert grown == [4, 5, 5]
     with Reader(table, schema) as reader:
         assert all(bits(reader.read(client)) == bits(make(client, 0)) for client in range(CLIENTS))
     store.close()
     store = build(root, schema, 2, session_id="b")
-    store.restore(table, 1, [0])
+    store.restore(table, 1)
     store.retain([a])
     assert all(bits(store.load(client)) == bits(make(client, 0)) for client in range(CLIENTS))
     store.save(0, make(0, 1))
     store.save(1, make(1, 1))
     _, table = commit("b", store)
-    assert table.find(0).path.name == "a-r0000-s0004.h5"  # its free rows first
+    assert table.find(0).path.name == "a-r0000-s0007.h5"  # its free rows first
     store.close()
 
 
@@ -212,7 +217,7 @@ def test_restore_refuses_other_owners(root, schema, make, commit):
     for clients in (range(15), range(0, CLIENTS, 3), range(CLIENTS)):
         store = build(root, schema, 0, clients, session_id="b")
         with pytest.raises(StoreError, match=r"client \d+ changed its rank since the checkpoint"):
-            store.restore(table, 2, [0])
+            store.restore(table, 2)
         store.close()
 
 
@@ -222,7 +227,7 @@ def test_two_runs_cannot_restore_the_same_segments(root, schema, make, commit):
     _, table = commit("a", store)
     other = build(root, schema, 0, session_id="b")
     with pytest.raises(StoreError, match="another process has it open for writing"):
-        other.restore(table, 1, [0])
+        other.restore(table, 1)
     other.close()
     store.close()
 
@@ -388,10 +393,10 @@ def test_a_snapshot_is_not_overwritten_by_an_older_write(
         same = expected[0] = expected[1] = make(1, 1)
         store.save(1, same)
         store.save(0, same)
-        free = store._rows.free
+        free = len(store._rows._free)
         expected[2] = make(2, 1)
         store.save(2, expected[2])
-        assert store._rows.free == free - 1
+        assert len(store._rows._free) == free - 1
     else:
         expected[0] = make(0, 1)
         store.save(0, expected[0])
@@ -451,52 +456,18 @@ def test_a_write_that_fails_behind_fails_the_commit(
     store.close()
 
 
-def test_rows_that_a_quota_refuses_leave_nothing_behind(root, schema, monkeypatch):
-    monkeypatch.setattr(row_allocator, "FILE_BYTES", 25 * schema.bytes)
-    create, made = Segment.create.__func__, []
-
-    def refuse(cls, path, *rest):
-        if len(made) == 2:
-            raise StoreError("quota")
-        made.append(path)
-        return create(cls, path, *rest)
-
-    monkeypatch.setattr(Segment, "create", classmethod(refuse))
-    store = build(root, schema, 0)
-    with pytest.raises(StoreError, match="quota"):
-        store.ensure_rows([60])
-    assert (len(made), list(root.iterdir())) == (2, [])
-    store.close()
-
-
-def test_free_rows_are_provided(root, schema, make, commit):
-    store = build(root, schema, 0)
-    store.ensure_rows([12])
-    for client in range(10):
-        store.save(client, make(client, 0))
-    store.ensure_rows([2], free=True)
-    assert [part.rows for part in store._rows.segments] == [12]
-    store.ensure_rows([7], free=True)
-    assert [part.rows for part in store._rows.segments] == [12, 5]
-    assert store._rows.free == 7
-    store.close()
-
-
-def test_reserved_rows_are_all_there_is(root, schema, make, commit, monkeypatch):
-    monkeypatch.setattr(row_allocator, "FILE_BYTES", 25 * schema.bytes)
-    store = build(root, schema, 0)
-    store.prefetch(range(10))
-    store.ensure_rows([60])
-    assert [part.rows for part in store._rows.segments] == [25, 25, 10]
-    for client in range(CLIENTS):
-        store.save(client, make(client, 0))
-    assert not store.low_on_rows
-    _, table = commit("a", store)
-    assert set(table.segments) == {0, 1}
-    for client in range(11):
-        store.save(client, make(client, 1))
-    assert store.low_on_rows  # 19 rows are free, two cohorts may need 20
-    store.retain([])
-    assert not store.low_on_rows
-    assert len(store._rows.segments) == 3
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_disk_that_is_bounded_in_advance_is_enough(root, schema, make, commit, keep):
+    """Random visits, and a checkpoint that is written while the next rounds go on."""
+    store, random, every, size, kept = build(root, schema, 0), Random(keep), 3, 4, []
+    for t in range(60):
+        for client in random.sample(range(CLIENTS), size):
+            store.save(client, make(client, t))
+        if t % every == 0:
+            kept = [*kept[-keep:], commit(f"{t}", store)[0]]
+        if t % every == 2:
+            store.retain(kept[-keep:])
+    taken = sum(path.stat().st_size for path in root.iterdir())
+    rows = CLIENTS + (keep + 1) * min(CLIENTS, every * size)
+    assert taken <= row_allocator.most_bytes(rows, CLIENTS, schema.bytes)
     store.close()

@@ -212,7 +212,7 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
         stores = [build(rank, session_id, ranks) for rank in range(ranks)]
         if table is not None:
             for store in stores:
-                store.restore(table, ranks, [0, 0])
+                store.restore(table, ranks)
         assert holds(lambda client: stores[client % ranks].load(client), until)  # noqa: B023
         for round in range(until, until + 15):
             play(stores, round)
@@ -240,7 +240,7 @@ def test_equal_checksums_are_not_yet_equal_states(root, commit, build, monkeypat
     _, table = commit("a", *stores)
     assert set(table.shared.crcs.tolist()) == {7}
     store = build(0, "b", 1)
-    store.restore(table, 1, [0, 0])
+    store.restore(table, 1)
     assert holds(store.load, 15)
     for each in (*stores, store):
         each.close()
@@ -265,5 +265,5 @@ def test_states_without_a_shared_part_are_refused(build, commit, root):
     store = build(0, "b")
     for ranks in (1, 2):
         with pytest.raises(StoreError, match="another algorithm made it"):
-            store.restore(table, ranks, [0, 0])
+            store.restore(table, ranks)
     store.close()

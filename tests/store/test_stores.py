@@ -55,11 +55,6 @@ def build(request, root, schema, one_part):
     return store
 
 
-def rows(store) -> list[int]:
-    """No rows allocated in advance, for each part of the states."""
-    return [0, 0] if isinstance(store, SharedStore) else [0]
-
-
 def test_the_latest_saved_state_is_loaded(build, make, bits):
     store = build(0, "a", range(CLIENTS))
     for version in range(3):
@@ -184,7 +179,7 @@ def test_restore_continues_from_the_snapshot(build, make, bits, commit, schema):
 
     second = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
     for store in second:
-        store.restore(table, 2, rows(store))
+        store.restore(table, 2)
     for client in range(CLIENTS):
         found = second[client % 2].load(client)
         assert found is None if client >= 20 else bits(found) == bits(make(client, 0))
@@ -213,7 +208,7 @@ def test_restore_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
                 stores[at % ranks].save(client, make(at, 0))
         else:
             for store in stores:
-                store.restore(table, ranks, rows(store))
+                store.restore(table, ranks)
         folder, table = commit(session_id, *stores)
         assert table.ranks == ranks
         for store in stores:
@@ -234,7 +229,7 @@ def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, sche
     one.close()
     two = [build(rank, "b", range(rank, CLIENTS, 2)) for rank in range(2)]
     for store in two:
-        store.restore(table, 2, rows(store))
+        store.restore(table, 2)
     b, table = commit("b", *two)
     for store in two:
         store.retain([a, b])
@@ -264,7 +259,7 @@ def test_a_flipped_byte_is_found_and_named(build, make, commit, schema):
         reader.read(12)
     store = build(0, "b", range(CLIENTS))
     with pytest.raises(StoreError, match=match):
-        store.restore(table, 2, rows(store))  # another number of ranks: copies
+        store.restore(table, 2)  # another number of ranks: copies
     store.close()
 
 
@@ -276,7 +271,7 @@ def test_a_lost_segment_is_named(build, make, commit):
     table.find(3).path.unlink()
     store = build(0, "b", range(CLIENTS))
     with pytest.raises(StoreError, match=r"a-r0000-s0000\.h5: the file is missing"):
-        store.restore(table, 1, rows(store))
+        store.restore(table, 1)
     store.close()
 
 
@@ -286,7 +281,7 @@ def test_no_states_at_all(build, commit):
     assert table.clients.size == 0
     store.close()
     store = build(0, "b", range(CLIENTS))
-    store.restore(table, 1, rows(store))
+    store.restore(table, 1)
     assert store.load(0) is None
     store.close()
 
@@ -327,13 +322,13 @@ def test_no_store_keeps_nothing(make, commit, build):
     assert store.load(3) is None
     folder, table = commit("a", store)
     store.retain([folder])
-    store.restore(table, 1, rows(store))
+    store.restore(table, 1)
     other = build(0, "a", range(CLIENTS))
     other.save(0, make(0, 0))
     _, table = commit("b", other)
     other.close()
     with pytest.raises(StoreError, match="holds 1 client states, expected none"):
-        store.restore(table, 1, rows(store))
+        store.restore(table, 1)
     store.close()
 
 

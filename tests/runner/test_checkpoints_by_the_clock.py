@@ -1,10 +1,8 @@
-"""The simulated schedule: rows that states need until the next checkpoint, counted by hand."""
+"""Checkpoints that the schedule does not have keep their states."""
 
-import numpy as np
 import pytest
 
 from hpcfl.job.schema import load
-from hpcfl.runner.schedule_usage import rows_until_checkpoint
 from hpcfl.runner.start import start
 from tests.algorithms.play import parts, softmax_problem, states, tree
 
@@ -21,18 +19,6 @@ def job(folder, name, **changes):
         **changes,
     }
     return tree(folder, softmax_problem(), {"name": name}, **settings)
-
-
-@pytest.mark.parametrize(
-    ("done", "own", "shared"),
-    [(0, 3, 3), (1, 2, 2), (3, 0, 0), (4, 2, 2), (6, 0, 0)],
-)
-def test_rows_until_the_next_checkpoint(tmp_path, done, own, shared):
-    """Clients 0 to 3 are this rank's; checkpoints are due after rounds 4 and 6."""
-    mine = np.arange(6) < 4
-    assert rows_until_checkpoint(parts(tmp_path, job(tmp_path, "fedhbm")), mine, done) == [own]
-    anchors = parts(tmp_path, job(tmp_path, "localghb"))
-    assert rows_until_checkpoint(anchors, mine, done)[-1] == shared
 
 
 @pytest.mark.parametrize("name", ["fedhbm", "localghb"])
