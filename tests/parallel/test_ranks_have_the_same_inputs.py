@@ -1,14 +1,18 @@
 """Inputs that changed, or that are not the same on all hosts, are refused."""
 
 import os
-from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 
+from hpcfl.data.fingerprints import digest, shown
+from hpcfl.data.sources.arrays import Arrays
 from tests.forked import finish
 from tests.parallel.background import rounds, write
 from tests.parallel.outcome import outcome
 from tests.rundirs import text
+
+ROOT = Path(__file__).parents[2]
 
 
 def make(folder, order=1):
@@ -50,24 +54,31 @@ def test_labels_that_changed_are_refused_on_any_number_of_ranks(tmp_path):
 
 
 def test_a_host_with_another_copy_is_refused_at_every_start(tmp_path):
-    """Rank 1 sees another file under the same path, as a copy on its node's own disk may be."""
+    """Rank 1 sees another file under the same path, as a copy on its node's own disk may be.
+
+    On one host it would share what rank 0 loads, so every rank is made to load.
+    """
+    (tmp_path / "sitecustomize.py").write_text(
+        "from hpcfl.data.sources.arrays import Arrays\nArrays.maps_files = True\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     folders = [tmp_path / name for name in ("a", "b")]
     for folder, order in zip(folders, (1, -1), strict=True):
         folder.mkdir()
         make(folder, order)
     files = [folder / "own.npz" for folder in folders]
-    digests = [f"sha256 {sha256(file.read_bytes()).hexdigest()[:12]}" for file in files]
+    digests = [shown(digest(Arrays(path=str(file)).load(0))) for file in files]
     here = "/proc/self/cwd/own.npz"  # every process has its own
     run = tmp_path / "run"
     command = ("run", job(tmp_path, here), "--out", run)
 
     def refused(*args):
-        ended = finish(2, *args, folders=folders)
+        ended = finish(2, *args, env=env, folders=folders)
         assert ended.returncode == 2, ended.stderr
         (line,) = [line for line in ended.stderr.splitlines() if line.startswith("DataError")]
         assert line == (
             f"DataError: {here}: rank 1 on host {os.uname().nodename} reads another content "
-            f"({digests[1]}) than rank 0 ({digests[0]}); copy the same file to every host"
+            f"({digests[1]}) than rank 0 ({digests[0]}); copy the same files to every host"
         )
         assert "Traceback" not in ended.stderr
 
