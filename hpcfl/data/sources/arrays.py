@@ -13,8 +13,6 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows
-from hpcfl.data.published import PublishedSizes
-from hpcfl.data.stand_in import of_arrays
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
@@ -39,10 +37,6 @@ class Arrays(DataConfig):
     def input_files(self) -> tuple[InputFile, ...]:
         """The .npz."""
         return input_files(Path(self.path))
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Inputs of the stated shape."""
-        return of_arrays("arrays", sizes, cast)
 
     def load(self, seed: int) -> Dataset:
         """Read and check the arrays; inputs are kept as they are and never rescaled."""

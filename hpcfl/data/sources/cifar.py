@@ -16,8 +16,6 @@ from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import require_integers
 from hpcfl.data.prepare_command import prepare_command
-from hpcfl.data.published import PublishedSizes
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.data.unpickle import unpickle
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
@@ -100,18 +98,6 @@ class Cifar(Coloured):
         if official.is_dir():
             return input_files(*(official / part for part in (*layout.train, layout.test)))
         return input_files(root / f"{layout.name}.npz")
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of the layout."""
-        train, test = self.layout.counts
-        return PublishedSizes(train=train, test=test, classes=self.layout.classes)
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Black images."""
-        transform = self._transform()
-        form = Form(shape=(32, 32, 3), transform=transform)
-        return stand_in(sizes, form, self.personal(transform, seed))
 
     def load(self, seed: int) -> Dataset:
         """Read the official pickles, or the .npz."""

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.inputs import InputFile
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import JobError
 from hpcfl.types import Examples
 
@@ -38,17 +36,6 @@ class Digits(DataConfig):
         """
         file = _file()
         return None if file is None else (InputFile(file, label="scikit-learn: digits.csv.gz"),)
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of scikit-learn's file."""
-        test = _EXAMPLES // _TEST_EVERY
-        return PublishedSizes(train=_EXAMPLES - test, test=test, classes=10)
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Blank digits."""
-        shape = (64,) if self.flat else (1, 8, 8)
-        return stand_in(sizes, Form(shape=shape, dtype=torch.float32, transform=cast))
 
     def load(self, seed: int) -> Dataset:
         """Take the digits out of scikit-learn.

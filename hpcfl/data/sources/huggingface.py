@@ -18,9 +18,7 @@ from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
 from hpcfl.data.inputs import InputFile, input_files
 from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
-from hpcfl.data.stand_in import of_arrays
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
 from hpcfl.io.regular import check_regular
@@ -60,10 +58,6 @@ class Huggingface(DataConfig):
         tables = _tables(path, {self.train, self.test or "test"})
         files = sorted({file for parts in tables.values() for file in parts})
         return input_files(*(files or _saved(path)))
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Inputs of the stated shape."""
-        return of_arrays("huggingface", sizes, cast)
 
     def load(self, seed: int) -> Dataset:
         """Decode both splits into memory: images as bytes.

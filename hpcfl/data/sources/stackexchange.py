@@ -26,7 +26,6 @@ from typing import IO, ClassVar, NamedTuple
 from zlib import error as ZlibError
 
 from hpcfl.data.download import Track
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import source_fingerprint, stamps
 from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import Source
@@ -40,10 +39,6 @@ from hpcfl.types import Share
 FILES = ("stackexchange_posts.jsonl", "stackexchange_posts.jsonl.gz")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+|[\r\n]+")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*|\S")
-
-_SAMPLE = PublishedSizes(clients=3190, train=101_594, test=9917, spread=1.9)
-"""The numbers of 20 123 posts of nine sites, see docs/data/stackexchange.md.  The spread is that of
-a lognormal distribution of which 794 users, as many as there, have 20 sentences or more."""
 
 _USER = str | int | None
 _LONGEST = 1 << 26  # bytes of a post
@@ -66,11 +61,6 @@ class StackExchange(Sentences):
     kind: ClassVar[str] = "stackexchange"
     word_count: ClassVar[str] = "stackexchange_word_count.txt"
     prepared_by: ClassVar[tuple[str, ...]] = ("vocabulary", "length", "test_share")
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of the posts that docs/data/stackexchange.md counts."""
-        return _SAMPLE
 
     @property
     def about(self) -> str:
