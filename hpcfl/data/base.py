@@ -14,7 +14,6 @@ from torch import Tensor
 from hpcfl.data.download import Track
 from hpcfl.data.holdout import Validation
 from hpcfl.data.partition import ExampleRows, File, Natural, Partition, Pooled
-from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, LossName, Part, Section
 
@@ -178,26 +177,6 @@ class DataConfig(Section):
     def padded_text(self) -> bool | None:
         """Whether its texts end with padding, class 0; None: it has none, or nobody says."""
         return None
-
-    @property
-    def published(self) -> PublishedSizes | None:
-        """The sizes of the data set of these keys, as its publisher states them; None: unknown."""
-        return None
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """A data set of these sizes without content, to plan a job with before its files are there.
-
-        Args:
-            sizes: ``published``, or what the user says.
-            seed: the job's.
-
-        Raises:
-            JobError: the class cannot be planned without its data.
-        """
-        raise JobError(
-            f"data.kind: {type(self).__name__} cannot be planned without its files; put them in "
-            "place first, or define stand_in in the class"
-        )
 
     def fetch(self) -> None:
         """Download files that ``load`` needs; called before it, on one rank only.

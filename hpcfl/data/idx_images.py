@@ -16,8 +16,6 @@ from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
 from hpcfl.data.labels import require_classes, require_integers
 from hpcfl.data.prepare_command import prepare_command
-from hpcfl.data.published import PublishedSizes
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Examples, PathText
@@ -92,16 +90,6 @@ class IdxImages(DataConfig):
         ):
             check_count(place, f"{what} examples{layout.what}", len(part.labels), count)
         return place
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of the layout."""
-        train, test = self.layout.counts
-        return PublishedSizes(train=train, test=test, classes=self.layout.classes)
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Black images."""
-        return stand_in(sizes, Form(shape=(SIDE, SIDE), transform=self.transform()))
 
     def load(self, seed: int) -> Dataset:
         """Read the official files, or the .npz."""

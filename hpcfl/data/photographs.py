@@ -16,8 +16,6 @@ from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.pack_images import pack
 from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.prepare_command import changed_keys, prepare_command
-from hpcfl.data.published import PublishedSizes
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.data.tables import Row
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Natural, PathText
@@ -119,12 +117,6 @@ class Photos(DataConfig):
             raise DataError(f"{self.packed}: not found; make it once by: {command}")
         return read_packed(self.packed, self.size + self.margin, self.workers)
 
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Black images, as if they were decoded from the packed file."""
-        side = self.size + self.margin
-        form = Form(shape=(side, side, 3), transform=self._transform(), workers=self.workers)
-        return stand_in(sizes, form)
-
     def load(self, seed: int) -> Dataset:
         """Memory-map the packed file; nothing is decoded yet."""
         contents = self.read()
@@ -157,12 +149,6 @@ class PublishedPhotos(Photos):
 
     subset: bool = False
     """Whether the lists may hold another number of images than the published ones."""
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The published numbers; what each client has is not."""
-        clients, train, classes, test = self.counts
-        return PublishedSizes(clients=clients, train=train, test=test, classes=classes)
 
     def check(self, contents: Contents) -> None:
         """Compare the number of images, left out ones too, with the published one."""

@@ -15,11 +15,9 @@ from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import origin_and_size, origin_of
 from hpcfl.data.partition import RowRanges
 from hpcfl.data.prepare_command import changed_keys, prepare_command
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import require_same_sources
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.data.token_file import SentenceSplit, Source, check_tokens, pack, read
-from hpcfl.data.vocabulary import SPECIAL, Vocabulary, Words
+from hpcfl.data.vocabulary import Vocabulary, Words
 from hpcfl.errors import DataError, JobError
 from hpcfl.seeds import stream
 from hpcfl.types import PAD, Count, Examples, PathText
@@ -131,25 +129,6 @@ class Sentences(DataConfig):
     def padded_text(self) -> bool:
         """Yes: sentences are filled up to one length."""
         return True
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Sentences of padding; with ``min_examples`` the tests are still of all users."""
-        classes = self.vocabulary + SPECIAL
-        if self.test_examples is not None:
-            sizes = replace(sizes, test=min(sizes.test, self.test_examples))
-        tokens = but_the_last(self.prepared, classes)
-        every = self.predict == "every"
-        form = Form(
-            shape=(self.length + 1,),
-            dtype=torch.int16,
-            transform=tokens if every else without(classes - 1, tokens),
-            loss="tokens",
-            labels=(self.length,) if every else (),
-            mapped=True,
-            least=self.min_examples or 1,
-            most=self.max_examples,
-        )
-        return stand_in(replace(sizes, classes=classes), form)
 
     def _read(self) -> tuple[Vocabulary, dict[str, SentenceSplit]]:
         path, listed = self.prepared, self.listed

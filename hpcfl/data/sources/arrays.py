@@ -12,8 +12,6 @@ from torch import Tensor
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows
-from hpcfl.data.published import PublishedSizes
-from hpcfl.data.stand_in import of_arrays
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
@@ -34,10 +32,6 @@ class Arrays(DataConfig):
     """The .npz file."""
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Inputs of the stated shape."""
-        return of_arrays("arrays", sizes, cast)
 
     def load(self, seed: int) -> Dataset:
         """Read and check the arrays; inputs are kept as they are and never rescaled."""

@@ -19,8 +19,6 @@ from hpcfl.data.download import Track, check_count, quiet, require_digest
 from hpcfl.data.images import CropFlipNormalize, Mean, Std
 from hpcfl.data.labels import require_integers
 from hpcfl.data.prepare_command import prepare_command
-from hpcfl.data.published import PublishedSizes
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays, read_error
 from hpcfl.io.regular import read as read_bytes
@@ -105,18 +103,6 @@ class Cifar(Coloured):
         ):
             check_count(place, f"{what} examples", len(part.labels), count)
         return place
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of the layout."""
-        train, test = self.layout.counts
-        return PublishedSizes(train=train, test=test, classes=self.layout.classes)
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Black images."""
-        transform = self._transform()
-        form = Form(shape=(32, 32, 3), transform=transform)
-        return stand_in(sizes, form, self.personal(transform, seed))
 
     def load(self, seed: int) -> Dataset:
         """Read the official pickles, or the .npz."""

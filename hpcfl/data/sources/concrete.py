@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import PublishedFile, Track, check_count, provide
 from hpcfl.data.prepare_command import prepare_command
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
 from hpcfl.io.regular import open_text
@@ -62,23 +60,6 @@ class Concrete(DataConfig):
                 f"{_MEANS[column]:.4g}; it is damaged or another table: remove it, and say it again"
             )
         return path
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The rows of the table, divided as the job says."""
-        kept = 0 if self.test_every is None else _ROWS // self.test_every
-        return PublishedSizes(train=_ROWS - kept, test=kept or _ROWS)
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Zeros."""
-        form = Form(
-            shape=(_COLUMNS - 1,),
-            dtype=torch.float64,
-            transform=cast,
-            loss="squared",
-            labels=(1,),
-        )
-        return stand_in(sizes, form)
 
     def load(self, seed: int) -> Dataset:
         """Read and standardise the table."""

@@ -10,9 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import JobError
 from hpcfl.packages import refuse_shadow
 from hpcfl.types import Examples
@@ -29,17 +27,6 @@ class Digits(DataConfig):
 
     flat: bool = True
     """Inputs are vectors [64]; otherwise images [1, 8, 8]."""
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of scikit-learn's file."""
-        test = _EXAMPLES // _TEST_EVERY
-        return PublishedSizes(train=_EXAMPLES - test, test=test, classes=10)
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Blank digits."""
-        shape = (64,) if self.flat else (1, 8, 8)
-        return stand_in(sizes, Form(shape=shape, dtype=torch.float32, transform=cast))
 
     def load(self, seed: int) -> Dataset:
         """Take the digits out of scikit-learn.

@@ -17,9 +17,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
 from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import cast
-from hpcfl.data.stand_in import of_arrays
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
 from hpcfl.io.regular import check_regular
@@ -51,10 +49,6 @@ class Huggingface(DataConfig):
     """The split to test on; if absent the split called test, where there is one."""
     classes: Count | None = None
     """Number of classes, where neither the column nor the largest label gives it."""
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Inputs of the stated shape."""
-        return of_arrays("huggingface", sizes, cast)
 
     def load(self, seed: int) -> Dataset:
         """Decode both splits into memory: images as bytes.

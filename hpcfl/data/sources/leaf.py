@@ -1,7 +1,7 @@
 """LEAF's JSON: users and their examples (Caldas et al., arXiv:1812.01097)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.download import Track, quiet
-from hpcfl.data.grayscale import SIDE, Grey
+from hpcfl.data.grayscale import Grey
 from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import ExampleRows, consecutive_rows
 from hpcfl.data.prepared_file import commit, preparation_errors
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import require_same_sources, source_fingerprint, stamps
 from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.data.sources.leaf_json import KINDS, User, check, users
-from hpcfl.data.sources.shakespeare import ALPHABET, WINDOW
-from hpcfl.data.stand_in import Form, of_arrays, stand_in
+from hpcfl.data.sources.shakespeare import ALPHABET
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
 from hpcfl.io.regular import open_write
@@ -93,20 +91,6 @@ class Leaf(DataConfig):
             for part in ("train", "test")
             for path in sorted((root / part).glob("*.json"))
         ]
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Blank images or texts, or vectors of the stated length."""
-        classes = self.classes or KINDS[self.examples].classes or sizes.classes
-        sizes = replace(sizes, classes=classes)
-        if self.examples == "vectors":
-            return of_arrays("leaf", sizes, cast)
-        images = self.examples == "images"
-        form = Form(
-            shape=(SIDE, SIDE) if images else (WINDOW,),
-            transform=Grey(self.flat) if images else to_indices,
-            tests_of_clients=True,
-        )
-        return stand_in(sizes, form)
 
     def load(self, seed: int) -> Dataset:
         """Read the file that ``prepare`` wrote, or else parse the JSON."""

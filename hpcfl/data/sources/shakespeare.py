@@ -7,7 +7,7 @@ every line; here every window holds 80 characters of the role's text.)
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,7 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track, check_count
 from hpcfl.data.hdf5 import member, open_examples, strings
 from hpcfl.data.partition import ExampleRows, consecutive_rows
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.arrays import to_indices
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError, JobError
 from hpcfl.types import Count, Examples, PathText
 
@@ -32,11 +30,6 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 """LEAF's 80 characters; a character's index is its class."""
 WINDOW = 80  # characters of an input
 _ROLES, _SNIPPETS = 715, {"train": 16_068, "test": 2_356}  # as TFF documents them
-_WINDOWS = PublishedSizes(
-    clients=643, train=2_258_888, test=284_617, classes=len(ALPHABET), spread=1.4
-)
-"""Of the 715 roles 643 have an example of 80 characters and one more.  The spread is that of a
-lognormal distribution of which 241 roles, as many as in the files, have 2000 examples or more."""
 
 ARCHIVE = Archive(
     name="shakespeare.tar.bz2",
@@ -84,25 +77,6 @@ class Shakespeare(DataConfig):
                 found = sum(len(_snippets(path, group, role)) for role in track(group, path.name))
             check_count(path, "snippets", found, expected)
         return root
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of windows in TFF's files."""
-        return _WINDOWS
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Texts of one character; ``max_test_examples`` is taken of the mean role."""
-        if self.max_test_examples is not None and sizes.clients is not None:
-            most = self.max_test_examples * sizes.clients
-            sizes = replace(sizes, test=min(sizes.test, most))
-        form = Form(
-            shape=(WINDOW,),
-            transform=to_indices,
-            tests_of_clients=True,
-            least=self.min_examples or 1,
-            most=self.max_examples,
-        )
-        return stand_in(sizes, form)
 
     def load(self, seed: int) -> Dataset:
         """Read both files; windows are views of the text, so they take no memory."""

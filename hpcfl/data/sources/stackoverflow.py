@@ -15,7 +15,6 @@ import h5py
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import member, opened, strings
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import source_fingerprint, stamps
 from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import SentenceSplit, Source
@@ -53,12 +52,6 @@ class StackOverflow(Sentences):
     kind: ClassVar[str] = "stackoverflow"
     word_count: ClassVar[str] = WORD_COUNT
     prepared_by: ClassVar[tuple[str, ...]] = ("vocabulary", "length", "subset")
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of the files; what each user has is not published."""
-        (clients, train), (_, test) = PUBLISHED["train"], PUBLISHED["test"]
-        return PublishedSizes(clients=clients, train=train, test=test, spread=1.2)
 
     def sources(self, track: Track) -> dict[str, Source]:
         """The publisher's HDF5 files (examples/USER/tokens), fetched and unpacked if need be."""

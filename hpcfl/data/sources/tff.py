@@ -16,9 +16,7 @@ from hpcfl.data.hdf5 import feature, open_examples
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.labels import require_classes
 from hpcfl.data.partition import ExampleRows, consecutive_rows
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.sources.cifar100 import Cifar100
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.types import Examples, IntArray, PathText
 
@@ -38,9 +36,6 @@ class Files(NamedTuple):
     """Numbers of clients with training examples and with test examples."""
     counts: tuple[int, int]
     """Of training and test examples."""
-    spread: float
-    """Standard deviation of the logarithm of a client's training examples.  EMNIST's is by the mean
-    and deviation of writers' examples that LEAF's authors print (226.83 and 88.94)."""
 
 
 DATASETS = {
@@ -52,7 +47,6 @@ DATASETS = {
         classes=62,
         clients=(3400, 3400),
         counts=(671_585, 77_483),
-        spread=0.38,
     ),
     "emnist_digits": Files(
         name="fed_emnist_digitsonly",
@@ -62,7 +56,6 @@ DATASETS = {
         classes=10,
         clients=(3383, 3383),
         counts=(341_873, 40_832),
-        spread=0.38,
     ),
     "cifar100": Files(
         name="fed_cifar100",
@@ -72,7 +65,6 @@ DATASETS = {
         classes=100,
         clients=(500, 100),
         counts=(50_000, 10_000),
-        spread=0.0,
     ),
 }
 
@@ -118,27 +110,6 @@ class Tff(DataConfig):
             check_count(path, "clients", len(rows), clients)
             check_count(path, "examples", len(examples.labels), count)
         return Path(self.root)
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The numbers of the files."""
-        files = DATASETS[self.dataset]
-        return PublishedSizes(
-            clients=files.clients[0],
-            train=files.counts[0],
-            test=files.counts[1],
-            classes=files.classes,
-            spread=files.spread,
-        )
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Black images."""
-        form = Form(
-            shape=DATASETS[self.dataset].shape,
-            transform=self._transform(),
-            tests_of_clients=self.dataset != "cifar100",
-        )
-        return stand_in(sizes, form)
 
     def load(self, seed: int) -> Dataset:
         """Read both files into bytes."""

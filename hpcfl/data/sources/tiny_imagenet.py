@@ -27,9 +27,7 @@ from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.packed import checked_labels, mapped
 from hpcfl.data.prepare_command import changed_keys, prepare_command
 from hpcfl.data.prepared_file import new_image_file, preparation_errors
-from hpcfl.data.published import PublishedSizes
 from hpcfl.data.source_fingerprint import require_same_sources
-from hpcfl.data.stand_in import Form, stand_in
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
 from hpcfl.io.regular import read_text
@@ -86,17 +84,6 @@ class TinyImageNet(Coloured):
                 require_same_sources(path, origin_of(path), origin)
         self.load(0)
         return path
-
-    @property
-    def published(self) -> PublishedSizes:
-        """The published numbers."""
-        return PublishedSizes(train=TRAIN, test=TEST, classes=CLASSES)
-
-    def stand_in(self, sizes: PublishedSizes, seed: int) -> Dataset:
-        """Black images."""
-        transform = self._transform()
-        form = Form(shape=(64, 64, 3), transform=transform, mapped=True)
-        return stand_in(sizes, form, self.personal(transform, seed))
 
     def load(self, seed: int) -> Dataset:
         """Map the packed file."""
