@@ -2,7 +2,7 @@
 
 import sys
 import sysconfig
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,8 +45,17 @@ def _shadow(package: str) -> Path | None:
     folder = place.parent
     if folder.resolve() not in _searched_first():
         return None  # installed as usual, or by a line in a .pth file
-    files = (file for found in distributions(path=[str(folder)]) for file in found.files or ())
-    return None if any(file.parts[0] in (package, place.name) for file in files) else place
+    found = distributions(path=[str(folder)])
+    return None if any(_installs(each, package, place.name) for each in found) else place
+
+
+def _installs(distribution: Distribution, package: str, file: str) -> bool:
+    """Whether a distribution brings the package, or the file that is found by its name."""
+    if distribution.files is not None:
+        return any(path.parts[0] in (package, file) for path in distribution.files)
+    # As Debian and `setup.py install` leave it, without a list of files.
+    names = (distribution.read_text("top_level.txt") or distribution.metadata["Name"] or "").split()
+    return package in [name.replace("-", "_") for name in names]
 
 
 def _searched_first() -> set[Path]:

@@ -6,7 +6,7 @@
 #
 # From the directory of hpcfl's sources, see slurm/staged.sh.  What it takes, of `hpcfl plan` on 4
 # ranks (before the sentences are there: states and checkpoints depend on the model and the cohorts alone):
-#   stores       884.7 GB for fedhbm (16.2 MB a client, 33 887 of them take part), 222.0 GB a rank;
+#   stores       888.6 GB for fedhbm (16.2 MB a client, 33 887 of them take part), 223.5 GB a rank;
 #                the same on the node's disk during the run, besides 6.7 GB of sentences.  Half with
 #                store.dtype=bfloat16; fedavg has none
 #   checkpoints  17.3 MB each, 3 at most at a time

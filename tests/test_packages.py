@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.job.schema import Log
 from hpcfl.packages import installed, refuse_shadow
 from hpcfl.report.data_frame import read_log
 from hpcfl.report.plots.figure import check_text, new_figure
@@ -46,17 +45,17 @@ def test_what_no_installation_has_put_there(first, content):
     )
 
 
-@pytest.mark.parametrize("metadata", ["own-1.0.dist-info", "own.egg-info"])
+@pytest.mark.parametrize("metadata", ["own-1.0.dist-info", "own.egg-info", "own-1.0.egg-info"])
 def test_a_package_that_was_installed_into_a_folder_of_the_path(first, metadata):
     """As by ``pip install --target``, or by an environment module of a cluster."""
     (first / "own").mkdir()
     (first / "own/__init__.py").touch()
     (first / metadata).mkdir()
-    listed, text = (
-        ("SOURCES.txt", "own/__init__.py\n")
-        if metadata.endswith("egg-info")
-        else ("RECORD", "own/__init__.py,,\n")
-    )
+    listed, text = {
+        "own-1.0.dist-info": ("RECORD", "own/__init__.py,,\n"),
+        "own.egg-info": ("SOURCES.txt", "own/__init__.py\n"),
+        "own-1.0.egg-info": ("top_level.txt", "own\n"),  # without a list of files, as of Debian
+    }[metadata]
     (first / metadata / listed).write_text(text)
     assert found("own") is not None
     assert installed("own")
@@ -116,11 +115,3 @@ def test_the_packages_of_a_data_frame_and_of_a_figure(first, monkeypatch):
     for use in (lambda: new_figure(1, 1), lambda: check_text("--title", "a")):
         with pytest.raises(JobError, match="finds it in place of the package matplotlib"):
             use()
-
-
-def test_events_are_written_where_tensorboard_is_installed_and_not_where_it_is_hidden(
-    first, monkeypatch
-):
-    assert Log().events
-    hide(monkeypatch, first, "tensorboard")
-    assert not Log().events

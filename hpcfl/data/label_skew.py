@@ -163,8 +163,12 @@ def _in_random_order(
     other = np.zeros(len(sizes))
     clients = generator.permutation(np.repeat(np.arange(len(sizes)), sizes))
     points = generator.random(len(clients))
+    # The ends of each client's intervals, made anew when a class has run out.
+    ends_of: dict[int, NDArray[np.float64]] = {}
     for client, point in zip(clients.tolist(), points.tolist(), strict=True):
-        ends = np.cumsum(np.where(left > 0, proportions[client], 0.0))
+        ends = ends_of.get(client)
+        if ends is None:
+            ends = ends_of[client] = np.cumsum(np.where(left > 0, proportions[client], 0.0))
         other[client] += 1 - ends[-1]
         if ends[-1] <= 0:
             ends = np.cumsum(left.astype(np.float64))
@@ -173,6 +177,8 @@ def _in_random_order(
         k = np.searchsorted(ends, place, side="right")
         left[k] -= 1
         taken[client, k] += 1
+        if not left[k]:
+            ends_of.clear()
     return taken, other
 
 
@@ -184,7 +190,7 @@ def _exhausted(other: NDArray[np.float64], partition: Dirichlet) -> tuple[str, .
         partition: how they were drawn.
     """
     many = np.count_nonzero(other > _MANY)
-    if not many:
+    if not many or partition.form == "prior":  # whose published splits have such clients
         return ()
     most = int(other.argmax())
     random = partition.effective_order == "random"

@@ -37,7 +37,7 @@ def open_fd(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int
     Raises:
         OSError: it cannot be opened, or is not a regular file.
     """
-    # O_NONBLOCK: the open of a FIFO returns at once.  It changes nothing for a regular file.
+    # O_NONBLOCK: the open of a FIFO returns at once.
     flags |= os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
         fd = os.open(path, flags, 0o666)
@@ -55,6 +55,7 @@ def open_fd(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int
     except OSError:
         os.close(fd)
         raise
+    os.set_blocking(fd, True)  # a file that is leased, or on tape, is waited for
     return fd
 
 
@@ -98,10 +99,24 @@ def open_write(path: Path) -> BufferedWriter:
 def open_append(path: Path) -> FileIO:
     """Open a regular file for appending, unbuffered; no link is followed.
 
+    A file that has other hard links is replaced by a copy first: it is part of a copy of the
+    folder, too (``cp -al``, ``rsync --link-dest``).
+
     Raises:
         OSError: see ``open_fd``.
     """
-    fd = open_fd(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, follow=False)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    fd = open_fd(path, flags, follow=False)
+    if os.fstat(fd).st_nlink > 1:
+        os.close(fd)
+        copy = path.with_name(path.name + ".part")
+        copy.unlink(missing_ok=True)
+        with copy.open("xb") as file:
+            file.write(read(path, follow=False))
+            file.flush()
+            os.fsync(file.fileno())
+        copy.replace(path)
+        fd = open_fd(path, flags, follow=False)
     return FileIO(fd, "ab")
 
 

@@ -43,7 +43,7 @@ from hpcfl.errors import REPEAT, DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import PART, write_file
 from hpcfl.io.code_file import KEPT, is_kept_name
-from hpcfl.io.files import READABLE, parse_json, present, read_array, read_bytes, readable
+from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
 from hpcfl.io.regular import KINDS
@@ -113,8 +113,9 @@ class RunDir:
         with readable(self.root):
             if not self.root.is_dir():
                 return
-            names = {path.name: path for path in self.root.iterdir() if path.name in _KINDS}
-            other = next((p for p in self.root.iterdir() if p.name not in names), None)
+            found = sorted(self.root.iterdir())
+            names = {path.name: path for path in found if path.name in _KINDS}
+            other = next((p for p in found if p.name.removesuffix(PART) not in _KINDS), None)
             if alone and other is not None:
                 raise JobError(f"{other}: is no file of a run's copy; move it elsewhere")
             for name, path in names.items():
@@ -122,7 +123,7 @@ class RunDir:
                 if name in ("checkpoints", "stores", "ranks", KEPT):
                     for below in path.rglob("*"):
                         _require_kind(below, [stat.S_IFREG, stat.S_IFDIR])
-            if "job.yaml" not in names:
+            if "job.yaml" not in names and not alone:
                 self._refuse_without_job(names)
 
     def _refuse_without_job(self, names: Mapping[str, Path]) -> None:
@@ -141,7 +142,7 @@ class RunDir:
             if foreign:
                 raise JobError(
                     f"{self.root}: holds {name}, but no job.yaml: it may be another program's; "
-                    "choose another directory with --out"
+                    "choose another directory with --out, or put the job.yaml of the run back"
                 )
 
     def claim(self, tree: dict[str, Any], *, continued: bool = False) -> None:
@@ -378,7 +379,7 @@ class RunDir:
         except FileNotFoundError:
             return False
         except OSError as e:
-            message = f"{self.lock_file}: cannot be opened: {e.strerror}; {READABLE}"
+            message = f"{self.lock_file}: cannot be opened: {e.strerror}"
             raise file_error(e, message, StoreError) from e
         try:
             # A shared lock for a moment: a run that starts right now tries again (``lock_now``).
@@ -532,11 +533,13 @@ def _require_kind(path: Path, kinds: Sequence[int]) -> None:
     except FileNotFoundError:  # a running run has deleted it
         return
     if found not in kinds:
-        move = "; for client states on another disk set store.dir" if path.name == "stores" else ""
-        raise JobError(
-            f"{path}: is {KINDS.get(found, 'a file')}, expected {KINDS.get(kinds[0], 'a file')} of "
-            f"the run, and no link is followed below a run's directory; put it there itself{move}"
-        )
+        expected = f"is {KINDS.get(found, 'a file')}, expected {KINDS.get(kinds[0], 'a file')}"
+        cure = "move it elsewhere"
+        if found == stat.S_IFLNK:
+            cure = "links are not followed here: put what it points to in its place"
+            if path.name == "stores":
+                cure += ", or set store.dir for client states on another disk"
+        raise JobError(f"{path}: {expected} of the run; {cure}")
 
 
 def _holds_run(folder: Path) -> bool:

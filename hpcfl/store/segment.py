@@ -90,10 +90,11 @@ class Segment:
         except OSError as error:
             message = f"{path}: cannot open with mode {mode}: {error.strerror}"
             raise file_error(error, f"{message}; repair its permissions", StoreError) from error
-        segment = cls(path, schema, layout, fd, mode)
-        if segment.writable:
+        if mode == "r+" and os.fstat(fd).st_nlink > 1:
+            mode = "r"
+        if mode == "r+":
             _lock(path, fd)
-        return segment
+        return cls(path, schema, layout, fd, mode)
 
     @property
     def writable(self) -> bool:
@@ -102,7 +103,7 @@ class Segment:
         It then belongs to a copy of the run, too (``cp -al``, ``rsync --link-dest``, snapshots),
         whose checkpoints need its rows.
         """
-        return self._mode == "r+" and os.fstat(self._fd).st_nlink == 1
+        return self._mode == "r+" and os.fstat(self._fd).st_nlink <= 1
 
     def read(self, row: int) -> tuple[Tensor, ...]:
         """Read a row into new tensors.

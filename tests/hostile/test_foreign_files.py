@@ -239,3 +239,14 @@ def test_only_what_the_run_made_is_deleted(original, tmp_path, hpcfl):
     assert hpcfl("resume", run, "rounds=9").code == 0
     assert {name: (run / name).read_text() for name in theirs} == dict.fromkeys(theirs, "theirs")
     assert not (run / "ranks/0123abcd/0000.json").exists()
+
+
+def test_a_sweep_and_its_copy_by_hard_links(original, tmp_path, hpcfl):
+    for name in ("job.yaml", "sweep.yaml"):
+        shutil.copy(original / name, tmp_path / name)
+    runs, copy = tmp_path / "runs", tmp_path / "copy"
+    assert hpcfl("sweep", tmp_path / "sweep.yaml", "--out", runs).code == 0
+    before = content(runs)
+    subprocess.run(["cp", "-al", runs, copy], check=True)
+    assert hpcfl("sweep", tmp_path / "sweep.yaml", "rounds=6", "--out", copy).code == 0
+    assert content(runs) == before

@@ -114,11 +114,15 @@ def test_a_branch_of_the_very_beginning(run, tmp_path, hpcfl):
     assert outcome(copy) == outcome(run)
 
 
-def test_what_a_killed_copy_left_is_cleared(run, tmp_path, hpcfl):
+@pytest.mark.parametrize(
+    "names", [["job.yaml"], ["lock", "job.yaml.part"], ["lock", "initial.npy"]]
+)
+def test_what_a_killed_copy_left_is_cleared(run, tmp_path, hpcfl, names):
     left = tmp_path / ".copy.part"
     (left / "stores").mkdir(parents=True)
     (left / "stores" / "0badf00d-r0000-s0000.h5").write_text("half")
-    (left / "job.yaml").write_text("half")
+    for name in names:
+        (left / name).write_text("half")
     assert hpcfl("resume", run, "--out", tmp_path / "copy").code == 0
     assert outcome(tmp_path / "copy") == outcome(run)
     assert not left.exists()
