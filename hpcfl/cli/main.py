@@ -49,7 +49,7 @@ RETIRED = {
     "plan --plot": _SCALE,
     "plan --scale": _SCALE,
 }
-"""Commands and options of version 0.2, and what serves instead."""
+"""Commands and options of earlier versions, and what serves instead."""
 
 # Modules that need torch are imported by the commands that use them: `hpcfl --help` is instant.
 
