@@ -273,7 +273,7 @@ def read_runs(directories: str | Path | Sequence[str | Path]) -> "DataFrame":
         directories: run directories, sweeps, or folders of them.
 
     Returns:
-        Columns: ``run``, ``directory``, ``algorithm``, ``rounds``, ``rounds_done``, ``state``,
+        The columns ``run``, ``directory``, ``algorithm``, ``rounds``, ``rounds_done``, ``state``,
         ``diverged`` (0 or 1), the scores and costs of ``hpcfl report --format csv`` (fractions,
         bytes, seconds), ``examples``, ``local_steps``, ``ran_on``, and every key of the jobs, such
         as ``seed`` and ``local.lr``.
