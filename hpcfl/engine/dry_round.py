@@ -26,6 +26,7 @@ from hpcfl.engine.hook_rules import (
 )
 from hpcfl.errors import BrokenRuleError
 from hpcfl.local.error_context import client_errors
+from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
@@ -36,6 +37,7 @@ LOSS = "train_loss"  # the field that hpcfl adds to an upload; no traffic of a r
 # Parameters up to which the dry round computes on zeros instead of meta tensors, the first of which
 # takes a second and 70 MB, as torch imports its compiler.
 MAX_ZEROS = 2**20
+_PLAIN = Sgd()
 _NEED_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -145,8 +147,16 @@ class _NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # True would make torch import its compiler, only to skip it
 
 
-def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> RoundSchema:
+def dry_round(
+    algorithm: Algorithm, size: int, dtype: torch.dtype, sgd: Sgd = _PLAIN
+) -> RoundSchema:
     """Do one round of ``algorithm`` on a model with ``size`` parameters, by shapes alone.
+
+    Args:
+        algorithm: whose hooks are called.
+        size: P.
+        dtype: of the model.
+        sgd: of the local step.
 
     Raises:
         BrokenRuleError: a hook changes a tensor in place, draws at random, or returns another
@@ -155,12 +165,12 @@ def dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype) -> RoundSchem
         ValueError, AttributeError, ...: whatever else a faulty algorithm raises.
     """
     if size > MAX_ZEROS:
-        return _dry_round(algorithm, size, dtype, "meta")
+        return _dry_round(algorithm, sgd, size, dtype, "meta")
     try:
         with _NoValues():  # type: ignore[no-untyped-call]
-            return _as_meta(_dry_round(algorithm, size, dtype, "cpu"))
+            return _as_meta(_dry_round(algorithm, sgd, size, dtype, "cpu"))
     except _NeedsValueError:  # an operation on meta tensors may not
-        return _dry_round(algorithm, size, dtype, "meta")
+        return _dry_round(algorithm, sgd, size, dtype, "meta")
 
 
 def _as_meta(schema: RoundSchema) -> RoundSchema:
@@ -176,7 +186,9 @@ def _as_meta(schema: RoundSchema) -> RoundSchema:
     return made
 
 
-def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str) -> RoundSchema:
+def _dry_round(
+    algorithm: Algorithm, sgd: Sgd, size: int, dtype: torch.dtype, device: str
+) -> RoundSchema:
     """The dry round, on zeros on a device."""
     with torch.device(device):
         # Separate tensors, so that identity tells which of them a state keeps.
@@ -196,7 +208,7 @@ def _dry_round(algorithm: Algorithm, size: int, dtype: torch.dtype, device: str)
         points.append(y)
         return y.clone()
 
-    upload, after, y = call_client_hooks(algorithm, message, Member(state, client, grad, full))
+    upload, after, y = call_client_hooks(algorithm, sgd, message, Member(state, client, grad, full))
     call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)

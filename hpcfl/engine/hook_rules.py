@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
 from hpcfl.engine.global_generators import generators
 from hpcfl.errors import BrokenRuleError, defined
+from hpcfl.local.sgd import Sgd
+from hpcfl.local.step import local_step
 from hpcfl.store.schema import STORED
 from hpcfl.types import Vector
 
@@ -167,8 +169,96 @@ def call_prepare(algorithm: Algorithm, server: Any, cohort: Cohort) -> Any:
     return after
 
 
-def call_client_hooks(algorithm: Algorithm, message: Any, member: Member) -> ClientHookResults:
-    """One client's round, of one local step.
+class CheckedAlgorithm:
+    """The hooks of a client's round, each of which checks its rules as it is called.
+
+    Args:
+        algorithm: whose hooks are called.
+        x: [P], the model that the client received.
+
+    Raises:
+        BrokenRuleError: by every hook that breaks a rule.
+        Exception: whatever else a faulty hook raises.
+    """
+
+    def __init__(self, algorithm: Algorithm, x: Vector) -> None:
+        self._algorithm, self._x = algorithm, x
+
+    @property
+    def step_scale(self) -> float:
+        """The algorithm's."""
+        return self._algorithm.step_scale
+
+    def begin(self, message: Any, state: Any, client: Client) -> Any:
+        """Return what the algorithm's hook returns, as all hooks here."""
+        local = call(self._algorithm, "begin", message, state, client)
+        _form(self._algorithm, "begin", local)
+        return local
+
+    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
+        """A vector like the model."""
+        return self._vector("start_point", y, local, client)
+
+    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
+        """A vector like the model."""
+        return self._vector("gradient_point", y, start, local, client)
+
+    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
+        """A vector like the model."""
+        return self._vector("direction", point, local, grad, client)
+
+    def update_local(self, local: Any, d: Vector, client: Client) -> Any:
+        """Of the form that ``begin`` returned."""
+        after = call(self._algorithm, "update_local", local, d, client)
+        what = "local quantities"
+        require_form(self._algorithm, "update_local", what, after, "begin", local)
+        return after
+
+    def finish(
+        self, y: Vector, local: Any, message: Any, state: Any, client: Client
+    ) -> tuple[Any, Any]:
+        """An upload that has a mean, and a state of the form that ``init_client`` returned."""
+        algorithm = self._algorithm
+        returned = call(algorithm, "finish", y, local, message, state, client)
+        if type(returned) is not tuple or len(returned) != len(_RETURNED):
+            kind = type(returned).__name__
+            found = f"a tuple of {len(returned)}" if kind == "tuple" else kind
+            raise broken(
+                algorithm,
+                "finish",
+                f"returns {found}; expected a plain tuple of {' and '.join(_RETURNED)}",
+            )
+        upload, kept = returned
+        _require_tensors(algorithm, "finish", "an upload", upload)
+        for name, leaf in zip(upload._fields, upload, strict=True):
+            if leaf.dtype == torch.bool or leaf.is_complex():
+                raise broken(
+                    algorithm,
+                    "finish",
+                    f"returns an upload whose {name} is {leaf.dtype}, which has no mean; cast it",
+                )
+        _require_tensors(algorithm, "init_client", "a state", state)
+        for name, leaf in zip(state._fields, state, strict=True):
+            if leaf.dtype not in STORED:
+                known = ", ".join(map(str, STORED))
+                raise broken(
+                    algorithm,
+                    "init_client",
+                    f"returns a state whose {name} is {leaf.dtype}; expected {known}",
+                )
+        require_form(algorithm, "finish", "a state", kept, "init_client", state)
+        return upload, kept
+
+    def _vector(self, hook: str, *args: Any) -> Vector:
+        made: Vector = call(self._algorithm, hook, *args)
+        _require_like(self._algorithm, hook, made, self._x)
+        return made
+
+
+def call_client_hooks(
+    algorithm: Algorithm, sgd: Sgd, message: Any, member: Member
+) -> ClientHookResults:
+    """One client's round, of one local step with the job's weight decay and momentum.
 
     Raises:
         BrokenRuleError: a hook breaks a rule.
@@ -177,46 +267,14 @@ def call_client_hooks(algorithm: Algorithm, message: Any, member: Member) -> Cli
     if "x" not in getattr(message, "_fields", ()):
         kind = type(message).__name__
         raise broken(algorithm, "broadcast", f"returns a {kind}; expected a NamedTuple with x")
-    x, (state, client, grad, _) = message.x, with_first_state(algorithm, member)
-    local = call(algorithm, "begin", message, state, client)
-    _form(algorithm, "begin", local)
-    start = call(algorithm, "start_point", x, local, client)
-    _require_like(algorithm, "start_point", start, x)
-    point = call(algorithm, "gradient_point", x, start, local, client)
-    _require_like(algorithm, "gradient_point", point, x)
-    d = call(algorithm, "direction", point, local, grad, client)
-    _require_like(algorithm, "direction", d, x)
-    after = call(algorithm, "update_local", local, d, client)
-    require_form(algorithm, "update_local", "local quantities", after, "begin", local)
-    y = start - algorithm.step_scale * client.lr * d
-    returned = call(algorithm, "finish", y, after, message, state, client)
-    if type(returned) is not tuple or len(returned) != len(_RETURNED):
-        kind = type(returned).__name__
-        found = f"a tuple of {len(returned)}" if kind == "tuple" else kind
-        raise broken(
-            algorithm,
-            "finish",
-            f"returns {found}; expected a plain tuple of {' and '.join(_RETURNED)}",
-        )
-    upload, kept = returned
-    _require_tensors(algorithm, "finish", "an upload", upload)
-    for name, leaf in zip(upload._fields, upload, strict=True):
-        if leaf.dtype == torch.bool or leaf.is_complex():
-            raise broken(
-                algorithm,
-                "finish",
-                f"returns an upload whose {name} is {leaf.dtype}, which has no mean; cast it",
-            )
-    _require_tensors(algorithm, "init_client", "a state", state)
-    for name, leaf in zip(state._fields, state, strict=True):
-        if leaf.dtype not in STORED:
-            known = ", ".join(map(str, STORED))
-            raise broken(
-                algorithm,
-                "init_client",
-                f"returns a state whose {name} is {leaf.dtype}; expected {known}",
-            )
-    require_form(algorithm, "finish", "a state", kept, "init_client", state)
+    checked, (state, client, grad, _) = (
+        CheckedAlgorithm(algorithm, message.x),
+        with_first_state(algorithm, member),
+    )
+    local, y = checked.begin(message, state, client), message.x.clone()
+    start, along, local, _ = local_step(checked, sgd, y, local, sgd.velocity(y), grad, client)
+    y = start - checked.step_scale * client.lr * along
+    upload, kept = checked.finish(y, local, message, state, client)
     return ClientHookResults(upload, kept, y)
 
 
@@ -233,12 +291,17 @@ def call_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohor
 
 
 def require_repeatable(
-    algorithm: Algorithm, x0: Vector, members: Sequence[Callable[[], Member]], cohort: Cohort
+    algorithm: Algorithm,
+    sgd: Sgd,
+    x0: Vector,
+    members: Sequence[Callable[[], Member]],
+    cohort: Cohort,
 ) -> None:
     """Do a round twice, the clients in another order, and compare everything bit for bit.
 
     Args:
         algorithm: whose hooks are called.
+        sgd: of the local steps.
         x0: the initial model.
         members: each makes the inputs of a client, with the same values at every call.
         cohort: the round's.
@@ -258,12 +321,12 @@ def require_repeatable(
     _require_same(algorithm, "prepare", prepared, call_prepare(algorithm, server, cohort))
     message = call(algorithm, "broadcast", prepared)
     _require_first_point(algorithm, points, message)
-    once = [call_client_hooks(algorithm, message, made()) for made in members]
+    once = [call_client_hooks(algorithm, sgd, message, made()) for made in members]
     for result in once[1:]:
         require_form(
             algorithm, "finish", "an upload", result.upload, "for another client", once[0].upload
         )
-    again = [call_client_hooks(algorithm, message, made()) for made in reversed(members)]
+    again = [call_client_hooks(algorithm, sgd, message, made()) for made in reversed(members)]
     for first, second in zip(once, reversed(again), strict=True):
         _require_same(algorithm, "finish", first, second)
     uploads = [result.upload for result in once]
@@ -276,7 +339,7 @@ def require_repeatable(
     _require_first_point(algorithm, points, message)
 
 
-def require_repeatable_without_data(algorithm: Algorithm) -> None:
+def require_repeatable_without_data(algorithm: Algorithm, sgd: Sgd) -> None:
     """The same on a small model of made-up values, where no data are at hand.
 
     Raises:
@@ -294,7 +357,7 @@ def require_repeatable_without_data(algorithm: Algorithm) -> None:
     members = [lambda own=own: made(own) for own in noise]
     points = full_gradient_points(algorithm, first_server(algorithm, x0, noise[0]))
     grads = known_to_server(algorithm, [point + noise[0] for point in points])
-    require_repeatable(algorithm, x0, members, Cohort(0, 2, 4, 0.1, grads))
+    require_repeatable(algorithm, sgd, x0, members, Cohort(0, 2, 4, 0.1, grads))
 
 
 def require_form(

@@ -22,7 +22,7 @@ from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.layers import VmapReductions, stacked
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import ClientResult, ClientTask
+from hpcfl.local.step import ClientResult, ClientTask, local_step
 from hpcfl.types import Vector
 
 # y [K, P]; the clients' local quantities, [K, ...] each; the velocities [K, P], or [K, 0]
@@ -161,11 +161,9 @@ class Block:
                 losses.append(loss)
                 return gradient  # type: ignore[no-any-return]
 
-            start = algorithm.start_point(y, local, client)
-            point = algorithm.gradient_point(y, start, local, client)
-            d = sgd.decayed(algorithm.direction(point, local, grad, client), point)
-            new_local = algorithm.update_local(local, d, client)
-            along, new_velocity = sgd.step(d, velocity)
+            start, along, new_local, new_velocity = local_step(
+                algorithm, sgd, y, local, velocity, grad, client
+            )
             new_y = start - algorithm.step_scale * client.lr * along
             loss = losses[0] if losses else torch.zeros_like(client.lr)
             # A client that has finished must not move: the gradient of its filled batch is not its

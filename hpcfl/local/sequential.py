@@ -8,7 +8,7 @@ import torch
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.local.error_context import client_errors
 from hpcfl.local.sgd import Sgd
-from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient
+from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient, local_step
 from hpcfl.types import Vector
 
 _STEP_HOOKS = ("start_point", "gradient_point", "direction", "update_local")
@@ -77,14 +77,12 @@ class Sequential:
                     loss += gradient.descend(y, batch, seed, lr, sgd.weight_decay)
                     continue
                 grad = BatchGradient(gradient, batch, seed)
-                start = algorithm.start_point(y, local, client)
-                point = algorithm.gradient_point(y, start, local, client)
-                d = sgd.decayed(algorithm.direction(point, local, grad, client), point)
+                start, along, local, velocity = local_step(
+                    algorithm, sgd, y, local, velocity, grad, client
+                )
                 if grad.loss is not None:
                     loss += grad.loss
-                local = algorithm.update_local(local, d, client)
-                step, velocity = sgd.step(d, velocity)
-                torch.add(start, step, alpha=-lr, out=y)
+                torch.add(start, along, alpha=-lr, out=y)
         with client_errors(task, "finish"):
             upload, after = algorithm.finish(y, local, message, state, client)
         return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))

@@ -1,6 +1,7 @@
-"""The ``local`` section of a job with its learning-rate schedule; a client's task and its result.
+"""The ``local`` section of a job with its learning-rate schedule; a client's task, step and result.
 
-``Gradient`` is the gradient of a client's batches.
+``Gradient`` is the gradient of a client's batches, and ``local_step`` the step that executors,
+dry round and preflight all take.
 """
 
 import math
@@ -8,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.base import Client, Grad
 from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import BrokenRuleError
 from hpcfl.local.autocast import autocast_bfloat16
@@ -95,6 +96,53 @@ class BatchIndices(NamedTuple):
 
     positions: ExampleRows  # [B], from 0 to n_i - 1
     draws: IntArray | None  # [B], see ``Transform``; None where nothing is augmented
+
+
+class StepHooks(Protocol):
+    """The hooks of a local step: an ``Algorithm``, or one whose rules are checked."""
+
+    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
+        """See ``Algorithm``, as of all hooks here."""
+        ...
+
+    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
+        """Where the gradient is taken."""
+        ...
+
+    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
+        """Along which the client goes downhill."""
+        ...
+
+    def update_local(self, local: Any, d: Vector, client: Client) -> Any:
+        """The local quantities after the step."""
+        ...
+
+
+def local_step(
+    hooks: StepHooks, sgd: Sgd, y: Vector, local: Any, velocity: Vector, grad: Grad, client: Client
+) -> tuple[Vector, Vector, Any, Vector]:
+    """One local step but its last line, y = start - eta along, which callers do as suits them.
+
+    Pure, so that it can be computed under ``torch.func.vmap`` too.
+
+    Args:
+        hooks: of the algorithm.
+        sgd: adds weight decay and momentum.
+        y: [P], the client's model.
+        local: what it keeps between the steps of a round.
+        velocity: after the step before.
+        grad: the gradient of the step's batch at a point.
+        client: the client.
+
+    Returns:
+        start [P], along [P], and the new ``local`` and ``velocity``.
+    """
+    start = hooks.start_point(y, local, client)
+    point = hooks.gradient_point(y, start, local, client)
+    d = sgd.decayed(hooks.direction(point, local, grad, client), point)
+    local = hooks.update_local(local, d, client)
+    along, velocity = sgd.step(d, velocity)
+    return start, along, local, velocity
 
 
 class ClientTask(NamedTuple):

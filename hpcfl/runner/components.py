@@ -312,7 +312,7 @@ def _dry_round(loaded: LoadedJob, x0: Vector) -> RoundSchema:
     """The dry round of the job's algorithm; an error of a user's class becomes one line."""
     algorithm = loaded.job.algorithm
     try:
-        return dry_round(algorithm, x0.numel(), x0.dtype)
+        return dry_round(algorithm, x0.numel(), x0.dtype, loaded.job.local.sgd)
     except Exception as e:
         if is_fault_of_hpcfl(e, algorithm):
             raise

@@ -108,7 +108,7 @@ def try_algorithm(loaded: LoadedJob) -> None:
         _as_one_line(name, "its dry round failed", (algorithm,), advice=TAKES_AND_RETURNS),
         restored(),
     ):
-        require_repeatable_without_data(algorithm)
+        require_repeatable_without_data(algorithm, loaded.job.local.sgd)
 
 
 class _Trial:
@@ -146,7 +146,7 @@ class _Trial:
         size, lr = len(members), components.job.local_lr(0)
         cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
         with self._algorithm():
-            require_repeatable(algorithm, x0, members, cohort)
+            require_repeatable(algorithm, components.job.local.sgd, x0, members, cohort)
         self._try_tests()
         self._repeat_model(grad, outputs)
 

@@ -16,8 +16,9 @@ from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.engine.dry_round import MAX_ZEROS, dry_round, nbytes, traffic
-from hpcfl.engine.hook_rules import require_repeatable_without_data
+from hpcfl.engine.hook_rules import SMALL, require_repeatable_without_data
 from hpcfl.errors import BrokenRuleError
+from hpcfl.local.sgd import Sgd
 
 P = 1000
 
@@ -191,7 +192,7 @@ class WarmServer(Scaffold):
 )
 def test_hooks_around_full_gradients_keep_rules(cls, rule):
     with pytest.raises(BrokenRuleError, match=rf"{cls.__name__}\.{rule}"):
-        require_repeatable_without_data(cls())
+        require_repeatable_without_data(cls(), Sgd())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,3 +377,22 @@ class Keeps(FedAvg):
 def test_states_that_no_store_holds_are_refused():
     with pytest.raises(BrokenRuleError, match=r"a state whose count is torch\.int32; expected"):
         dry_round(Keeps(), P, torch.float32)
+
+
+SEEN = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sees(FedAvg):
+    def update_local(self, local, d, client):
+        SEEN.append(d)
+        return local
+
+
+def test_the_step_that_is_tried_is_the_jobs():
+    """With its weight decay, which the hook that follows is given."""
+    x0 = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
+    for sgd in (Sgd(), Sgd(weight_decay=0.5, momentum=0.9)):
+        require_repeatable_without_data(Sees(), sgd)
+    plain, decayed = SEEN[0], SEEN[len(SEEN) // 2]
+    torch.testing.assert_close(decayed - plain, 0.5 * x0)
