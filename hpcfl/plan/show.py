@@ -13,7 +13,6 @@ from rich.table import Table
 
 from hpcfl.data.published import PublishedSizes
 from hpcfl.errors import JobError
-from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan.arithmetic import forward_operations
@@ -26,6 +25,7 @@ from hpcfl.plan.speeds import CPU, GPU
 from hpcfl.plan.submission import submission
 from hpcfl.plan.time import Prediction, Work, kind, predict, work
 from hpcfl.runner.components import Components, build_components
+from hpcfl.user_code.names import short_name
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one

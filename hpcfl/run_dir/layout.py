@@ -43,7 +43,6 @@ from hpcfl.comm.heartbeat import are_written
 from hpcfl.errors import DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import PART, write_file
-from hpcfl.io.code_file import KEPT, is_kept_name
 from hpcfl.io.files import READABLE, parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock_now
@@ -60,6 +59,7 @@ from hpcfl.job.yaml_file import (
 )
 from hpcfl.run_dir.manifest import BRANCHES, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
+from hpcfl.user_code.names import KEPT, is_kept_name
 
 _KINDS = {
     **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "lock"), stat.S_IFREG),
