@@ -39,6 +39,7 @@ setup(
         "pyyaml>=6.0,<7",
         "pydantic>=2.10,<3",
         "annotated-types>=0.7,<1",
+        "cloudpickle>=3.1,<4",
         "rich>=14.0,<16",
         "safetensors>=0.5,<1",
         "matplotlib>=3.9,<4",

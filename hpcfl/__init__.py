@@ -78,9 +78,9 @@ def run(
 ) -> "Result":
     """Run a job; under a launcher, on all ranks.
 
-    The run directory keeps the objects that are passed, and the source of classes that are defined
-    in the script or notebook itself: resume, export and load_model work from any process, and
-    execute that source.
+    The run directory keeps the objects that are passed, and the classes that are defined in the
+    script or notebook itself: resume, export and load_model work from any process, and execute
+    them.
 
     Args:
         job: a job file, the name of a packaged job ("quickstart"), or a mapping as in a file.
@@ -234,8 +234,8 @@ def load_model(
 
     Its inputs are what the data set's transform makes of stored examples; those of ``hpcfl.Data``
     are only cast to floats.  The run's data are read, for the shape of the inputs, so they must be
-    where the job says.  The source of classes that the run keeps is executed: load only runs whose
-    origin you trust.
+    where the job says.  The objects that the run keeps are executed: load only runs whose origin
+    you trust.
 
     Args:
         directory: the run directory; the run may be alive.

@@ -18,7 +18,6 @@ from hpcfl.data.partition import Dirichlet, ExampleRows, Partition
 from hpcfl.data.split import effective_partition, split_examples
 from hpcfl.engine.dry_round import traffic
 from hpcfl.errors import JobError
-from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
 from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Job, LoadedJob, resolve_for_population
@@ -34,6 +33,7 @@ from hpcfl.runner.initial_model import fetch_model
 from hpcfl.runner.load_data import fetch_data, load_data
 from hpcfl.runner.preflight import try_algorithm, try_classes
 from hpcfl.types import IntArray, Section
+from hpcfl.user_code.names import short_name
 
 FEW = 20  # clients whose classes are counted one by one
 

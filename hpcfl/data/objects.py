@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.sources.arrays import Arrays
 from hpcfl.errors import DataError
-from hpcfl.io.code_file import DIGITS
+from hpcfl.user_code.names import DIGITS
 
 _TRIED = 64  # items that are read twice, spread over the data set
 

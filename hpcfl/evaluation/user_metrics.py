@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.evaluation.config import metric_name
-from hpcfl.io.code_file import find_object
+from hpcfl.user_code.names import find_object
 
 Sums = list[float]
 

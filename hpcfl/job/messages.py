@@ -7,10 +7,10 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic_core import ErrorDetails
 
-from hpcfl.io.code_file import short_name
 from hpcfl.job.registry import REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.yaml_file import JobFile, Key, Tree
 from hpcfl.models.module import Module
+from hpcfl.user_code.names import short_name
 
 _MANY = 3  # names in a hint
 _LARGE = 1e15  # whole numbers beyond are written with an exponent

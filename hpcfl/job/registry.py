@@ -16,10 +16,10 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import HpcflError, JobError, described, traceback_hint, user_code_location
-from hpcfl.io.code_file import find_object, import_advice, is_in_file, require_kept
 from hpcfl.job.yaml_file import JobFile, plain
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
+from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
 
 SECTION = "a section (a mapping of keys to values)"
 _MAIN = "__main__"

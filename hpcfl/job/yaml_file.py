@@ -17,8 +17,8 @@ from zlib import crc32
 import yaml
 
 from hpcfl.errors import JobError, StoreError, file_error
-from hpcfl.io.code_file import KEPT, KeptName, kept_name
 from hpcfl.io.regular import open_binary
+from hpcfl.user_code.names import KEPT, KeptName, kept_name
 
 Key = tuple[str | int, ...]
 Tree = dict[str, Any]
@@ -148,6 +148,7 @@ def rename_old_keys(file: JobFile) -> tuple[str, ...]:
 REMOVED_SETTINGS = {
     "log.tensorboard": "callbacks: [tensorboard]",
     "log.tracker": "callbacks: [wandb] or callbacks: [mlflow]",
+    "model.code": "model.of: FILE.pkl:NAME of a run of this version",  # of name: module
 }
 """Keys of jobs of earlier versions, and what serves instead."""
 
@@ -161,7 +162,7 @@ def refuse_removed_keys(file: JobFile) -> None:
     for old, new in REMOVED_SETTINGS.items():
         section, key = old.split(".")
         keys = file.tree.get(section)
-        if not isinstance(keys, dict) or key not in keys:
+        if not isinstance(keys, dict) or key not in keys or keys.get("name", "module") != "module":
             continue
         where, value = file.where((section, key)), keys.pop(key)
         if value not in (None, False, "auto"):

@@ -1,33 +1,20 @@
 """Module: a torch module of the user's own, by the name of what makes it."""
 
+import copy
 import inspect
-import io
-import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
-from hpcfl.errors import JobError, StoreError, described
-from hpcfl.io.code_file import (
-    find_object,
-    import_advice,
-    is_in_file,
-    load_code,
-    read_kept,
-    require_kept,
-)
+from hpcfl.errors import JobError, described
 from hpcfl.models.base import ModelConfig
-from hpcfl.types import PathText
+from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
 
-OBJECT = ".pt"  # the ending of a kept module
 # Packages that come with hpcfl or Python, of whose functions none makes a model, while some execute
 # what they are given.
 _NO_MODELS = frozenset(sys.stdlib_module_names) | {
@@ -57,17 +44,14 @@ class Module(ModelConfig):
     those of ``input_shape`` and ``outputs`` that it has."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the class or function, by name."""
-    code: PathText | None = None
-    """Where ``of`` is a module that ``hpcfl.run`` kept: the file with its classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, name in (("of", self.of), ("code", self.code)):
-            if name is not None and (key == "code" or name.endswith(OBJECT) or is_in_file(name)):
-                try:
-                    require_kept(name)
-                except ValueError as e:
-                    raise ValueError(f"{key}: {e}") from e
+        if is_in_file(self.of) or self.of.endswith((".pt", ".pkl")):
+            try:
+                require_kept(self.of)
+            except ValueError as e:
+                raise ValueError(f"of: {e}") from e
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Make the module; of a kept one the layers draw new weights, and ``init`` has the kept.
@@ -75,13 +59,14 @@ class Module(ModelConfig):
         Each layer draws by its ``reset_parameters``, or ``_reset_parameters`` as torch calls it in
         some; parameters of a kept module's own classes that have neither are not drawn.
         """
-        if self.of.endswith(OBJECT):
+        make = self._make()
+        if isinstance(make, nn.Module):
             if self.arguments:
                 raise JobError(
                     "model.arguments: the model is a module that was made before; leave them out, "
                     "or pass its class"
                 )
-            module = read_module(Path(self.of), Path(self.code) if self.code else None)
+            module = copy.deepcopy(make)
             drawn: set[nn.Module] = set()
 
             def draw_once(layer: nn.Module) -> None:  # two layers may share one
@@ -90,7 +75,6 @@ class Module(ModelConfig):
                     _draw(layer)
 
             return module.apply(draw_once)  # children first, as a layer may set their parameters
-        make = self._make()
         given = {"input_shape": input_shape, "outputs": outputs}
         known = {name: given[name] for name in data_arguments(make, self.of, self.arguments)}
         model: nn.Module = make(**known, **_copied(self.arguments))
@@ -98,8 +82,9 @@ class Module(ModelConfig):
 
     def require_code(self) -> None:
         """Import ``of``, and compare ``arguments`` with its signature."""
-        if not self.of.endswith(OBJECT):
-            data_arguments(self._make(), self.of, self.arguments)
+        make = self._make()
+        if not isinstance(make, nn.Module):
+            data_arguments(make, self.of, self.arguments)
 
     def _make(self) -> Any:
         if not is_in_file(self.of) and not self.of.rpartition(".")[0]:
@@ -213,37 +198,3 @@ def _required(make: Any) -> Iterator[str]:
         optional = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if not optional and parameter.default is parameter.empty:
             yield parameter.name
-
-
-def read_module(path: Path, code: Path | None) -> nn.Module:
-    """Read a kept module.
-
-    Args:
-        path: the file.
-        code: the file that defines the classes that were in ``__main__``; None if there are none.
-
-    Raises:
-        StoreError: it is missing or was changed, or a class of it cannot be imported.
-    """
-    content = read_kept(path)
-    main = load_code(code) if code else None
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if module == "__main__" and main is not None:
-                return getattr(main, name)
-            return super().find_class(module, name)
-
-    # torch.load takes a module with these names.
-    reader = ModuleType("reader")
-    reader.__dict__.update(Unpickler=Unpickler, load=lambda file: Unpickler(file).load())
-    try:
-        found = torch.load(io.BytesIO(content), "cpu", pickle_module=reader, weights_only=False)
-    except Exception as e:
-        raise StoreError(
-            f"{path}: cannot be read: {type(e).__name__}: {e}; the module's classes must be "
-            "importable (PYTHONPATH), and its packages of the versions that the run had"
-        ) from e
-    if not isinstance(found, nn.Module):
-        raise StoreError(f"{path}: holds a {type(found).__name__}, expected a torch.nn.Module")
-    return found

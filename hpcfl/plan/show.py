@@ -16,7 +16,6 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.errors import JobError
-from hpcfl.io.code_file import short_name
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan.data import Sizes, planned_data
@@ -28,6 +27,7 @@ from hpcfl.plan.submission import LONGEST_H, submission
 from hpcfl.plan.time import Prediction, predict, work
 from hpcfl.runner.components import build_components
 from hpcfl.runner.device import device_type
+from hpcfl.user_code.names import short_name
 
 WIDTH = 100  # columns
 FEW = 16  # ranks whose shares are listed one by one

@@ -42,7 +42,6 @@ from hpcfl.comm.heartbeat import are_written
 from hpcfl.errors import REPEAT, DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import PART, write_file
-from hpcfl.io.code_file import KEPT, is_kept_name
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
@@ -59,6 +58,7 @@ from hpcfl.job.yaml_file import (
 )
 from hpcfl.run_dir.manifest import BRANCHES, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
+from hpcfl.user_code.names import KEPT, is_kept_name
 
 _KINDS = {
     **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "lock"), stat.S_IFREG),

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from hpcfl.errors import JobError, StoreError
 from hpcfl.evaluation.config import metric_name
 from hpcfl.evaluation.divergence import Divergence, find_divergence
-from hpcfl.io.code_file import short_name
 from hpcfl.io.files import present
 from hpcfl.job.settings import BRANCH, Settings, flatten
 from hpcfl.job.yaml_file import plain, relative_to_run
@@ -27,6 +26,7 @@ from hpcfl.run_dir.history import (
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require_log_prefix
 from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, Checkpoint, newest, read_file
+from hpcfl.user_code.names import short_name
 
 SCORES = (
     "test_loss",

@@ -1,20 +1,20 @@
 """Load a job together with Python objects: a model, data, and classes of a notebook.
 
 A job file cannot name an object.  The run directory keeps it in a file that is named by its content
-(kept/data-DIGEST.npz), and the job names this file: so every later command finds it, also after the
-directory has moved.  The run itself uses the file, not the object.  A job that names files which
-another run keeps, as its job.yaml does, gets copies of them.
+(kept/data-DIGEST.npz, kept/objects-FINGERPRINT-DIGEST.pkl), and the job names this file: so every
+later command finds it, also after the directory has moved.  The run itself uses the file, not the
+object.  A job that names files which another run keeps, as its job.yaml does, gets copies of them.
 """
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, BinaryIO
 
 from safetensors.torch import save as save_tensors
@@ -29,7 +29,6 @@ from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import DataError, JobError, StoreError, described, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, write_by
-from hpcfl.io.code_file import KEPT, KeptName, digest_of, execute, is_kept_name, load_code
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.run_name import RUNS, run_name
 from hpcfl.job.schema import JobSource, LoadedJob, add_task_defaults, check, open_job
@@ -49,21 +48,24 @@ from hpcfl.job.yaml_file import (
     with_prefix,
 )
 from hpcfl.models.base import ModelConfig
-from hpcfl.models.module import OBJECT, data_arguments
+from hpcfl.models.module import data_arguments
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner.main_source import (
+from hpcfl.user_code.names import (
+    KEPT,
     MAIN,
-    KeptSource,
-    is_of_main,
-    refuse_kept,
-    require_importable,
-    require_same,
-    source_of,
+    OBJECTS,
+    KeptName,
+    digest_of,
+    hold_as,
+    hold_objects,
+    is_kept_name,
+    load_objects,
 )
-from hpcfl.runner.pickle_module import names_in, pickled
+from hpcfl.user_code.pickled import pickled
 
 _MODEL = "hpcfl.run(model=...)"
 _DATA = "hpcfl.run(data=...)"
+_UNNAMED = f"{RUN}{KEPT}/objects{OBJECTS}"  # the file of objects, until its content is known
 # Keys of every data set, which are the job's and not the object's: how to divide the examples.
 _DIVISION = tuple(field.name for field in fields(DataConfig))
 
@@ -85,8 +87,11 @@ class KeptFiles:
         self.contents[name] = write
         return f"{RUN}{KEPT}/{name}"
 
-    def require_alike(self, comm: Comm) -> None:
-        """Collective: refuse ranks that passed other objects than rank 0.
+    def agree(self, loaded: LoadedJob, folder: RunDir, comm: Comm) -> LoadedJob:
+        """Collective: refuse ranks that passed other objects than rank 0; the job by its files.
+
+        Equal objects are pickled into other bytes in each process, so the file is that of rank 0,
+        or the one that the run has already.
 
         Only ``allgather`` is used: before ``discover_ranks`` no rank has taken its GPU, and any
         other collective of NCCL would be on GPU 0 of all ranks of a host.
@@ -94,16 +99,29 @@ class KeptFiles:
         Raises:
             JobError: on all ranks: an object is another one on some rank.
         """
-        texts = comm.allgather(" ".join(sorted(self.contents)))
-        first, *others = (text.split() for text in texts)
-        for rank, names in enumerate(others, 1):
-            if names != first:
-                parts = sorted({name.partition("-")[0] for name in {*first} ^ {*names}})
+        if comm.rank == 0:
+            alike = {_of_objects(path.name): path.name for path in folder.kept.glob("objects-*")}
+            names = {name: alike.get(_of_objects(name), name) for name in self.contents}
+        else:
+            names = {name: name for name in self.contents}
+        first, *others = (text.split() for text in comm.allgather(" ".join(sorted(names.values()))))
+        for rank, found in enumerate(others, 1):
+            if other := {*map(_of_objects, first)} ^ {*map(_of_objects, found)}:
+                parts = sorted({name.partition("-")[0] for name in other})
                 raise JobError(
                     f"hpcfl.run: rank {rank} was given another {' and '.join(parts)} than rank 0; "
                     "make the objects equal on all ranks, from the same seed",
                     collective=True,
                 )
+        agreed = {_of_objects(name): name for name in first}
+        for name in [*self.contents]:
+            to_use = agreed[_of_objects(name)]
+            if to_use != name:
+                self.contents[to_use] = self.contents.pop(name)
+                hold_as(name, to_use)
+                tree = renamed(loaded.tree, name, to_use)
+                loaded = replace(loaded, tree=tree, job=renamed(loaded.job, name, to_use))
+        return loaded
 
     def write(self, folder: RunDir) -> None:
         """Write the files, and delete those that a refused start left; on rank 0 alone.
@@ -118,7 +136,7 @@ class KeptFiles:
         """
         if not self.contents and not folder.kept.exists():
             return
-        if folder.has_checkpoint:
+        if folder.has_checkpoint:  # ``agree`` has found the objects
             absent = [name for name in self.contents if not (folder.kept / name).exists()]
             if absent:
                 raise JobError(
@@ -193,9 +211,8 @@ def load_job(
     if copies:
         objects.keep_named()
     root = (out or RUNS / name).absolute()
+    objects.pickle(root / KEPT)
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
-    for file_name, (source, what) in objects.code.items():
-        require_same(_executed(root / KEPT / file_name, source, what), what)
     loaded = check(file, name)
     return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept_files
 
@@ -225,8 +242,7 @@ class _Objects:
     def __init__(self, file: JobFile) -> None:
         self.kept_files = KeptFiles()
         self.notes: list[str] = []
-        self.code: dict[str, tuple[KeptSource, str]] = {}
-        """The source of each file of code, and what needs it for messages; by the file's name."""
+        self._objects: dict[str, Any] = {}
         self._file = file
 
     def put_data(self, data: Any) -> None:
@@ -349,8 +365,8 @@ class _Objects:
 
         def keep(named: KeptName) -> str:
             if named.path.name not in self.kept_files.contents:
-                if named.path.suffix == ".py":
-                    load_code(named.path)  # now, as the copy is written later
+                if named.path.suffix == OBJECTS:
+                    load_objects(named.path)  # now, as the copy is written later
                 self.kept_files.add_written(named.path.name, partial(_copy, named.path))
             return in_own_run(named)
 
@@ -369,22 +385,49 @@ class _Objects:
 
     def _name(self, found: Any, what: str) -> str:
         """The name of a class or function in a job."""
-        require_importable(found, what)
-        if not is_of_main(found):
-            return f"{found.__module__}.{found.__qualname__}"
-        return f"{self._code([found], what)}:{found.__qualname__}"
+        name = found.__qualname__
+        if found.__module__ != MAIN and "." not in name:
+            if getattr(sys.modules.get(found.__module__), name, None) is not found:
+                raise JobError(
+                    f"{what}: {found.__module__}.{name} is not what its module has under this name "
+                    "now; pass the class or function of the module itself"
+                )
+            return f"{found.__module__}.{name}"
+        return self._keep(found, found.__name__)
 
-    def _code(self, classes: Sequence[Any], what: str) -> str:
-        """The path, in a job, of a file with classes of ``__main__`` and what they use."""
-        source = source_of(classes, what)
-        path = self.kept_files.add("code", source.text.encode(), ".py")
-        self.code[Path(path).name] = source, what
-        return path
+    def _keep(self, found: Any, name: str) -> str:
+        """The name, in a job, of an object in the kept file."""
+        name = name if name.isidentifier() else "made"
+        while self._objects.get(name, found) is not found:
+            name += "_"
+        self._objects[name] = found
+        return f"{_UNNAMED}:{name}"
+
+    def pickle(self, folder: Path) -> None:
+        """Put all that is kept into one file, and name it in the job.
+
+        Args:
+            folder: where the run will have the file.
+
+        Raises:
+            JobError: an object cannot be pickled.
+        """
+        if not self._objects:
+            return
+        try:
+            content, fingerprint = pickled(self._objects)
+        except Exception as e:  # whatever the objects of the user hold
+            raise JobError(
+                f"hpcfl.run: {', '.join(self._objects)} cannot be pickled{described(e)}; leave out "
+                "what cannot be, such as a lock or an open file, or put the code into a module"
+            ) from e
+        name = f"objects-{fingerprint}-{digest_of(content)}{OBJECTS}"
+        path = self.kept_files.add_written(name, lambda file: file.write(content))
+        hold_objects(folder / name, content)
+        self._file.tree = with_prefix(self._file.tree, _UNNAMED, path)
 
     def _module(self, model: nn.Module) -> dict[str, Any]:
         """The section of a module, whose present weights are the initial ones."""
-        for cls in dict.fromkeys(map(type, model.modules())):
-            require_importable(cls, _MODEL)
         for name, tensor in model.state_dict().items():
             if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
                 raise JobError(
@@ -395,38 +438,29 @@ class _Objects:
             name: tensor.detach().cpu().contiguous().clone()
             for name, tensor in model.state_dict().items()
         }
-        try:
-            content = pickled(model)
-        except Exception as e:  # whatever the user's module holds
-            raise JobError(
-                f"{_MODEL}: the module cannot be pickled{described(e)}; pass a class or function "
-                "that makes it, and its weights as model.init"
-            ) from e
-        of_main = []
-        for module_name, name in names_in(content):
-            refuse_kept(module_name, name, _MODEL)
-            if module_name == MAIN:
-                of_main.append(getattr(sys.modules[MAIN], name.partition(".")[0]))
-        of = self.kept_files.add("model", content, OBJECT)
         init = self.kept_files.add("model", save_tensors(weights), ".safetensors")
         self.notes.append("model: starts from the module's present weights")
-        code = {"code": self._code([*dict.fromkeys(of_main)], _MODEL)} if of_main else {}
-        return {"name": "module", "of": of, **code, "init": init}
+        return {"name": "module", "of": self._keep(model, "model"), "init": init}
 
 
-def _executed(path: Path, source: KeptSource, what: str) -> ModuleType:
-    """The module of code that a run will keep in the file ``path``.
+def _of_objects(name: str) -> str:
+    """The name of a kept file without what differs between files of equal objects."""
+    return name.rpartition("-")[0] if name.endswith(OBJECTS) else name
 
-    Raises:
-        JobError: it cannot be executed by itself.
-    """
-    try:
-        return execute(path, *source)
-    except Exception as e:  # whatever the user's code raises
-        raise JobError(
-            f"{what}: the source that the run would keep cannot be executed by itself"
-            f"{described(e)}; put it into a module"
-        ) from e
+
+def renamed(value: Any, name: str, other: str) -> Any:
+    """A job, a part or its tree, with another name of a file in all texts."""
+    if isinstance(value, str):
+        return value.replace(name, other)
+    if isinstance(value, Mapping):
+        return {key: renamed(below, name, other) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(renamed(below, name, other) for below in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        new = {key: renamed(part, name, other) for key, part in parts.items()}
+        return replace(value, **new) if new != parts else value
+    return value
 
 
 def _copy(path: Path, file: BinaryIO) -> None:

@@ -43,7 +43,6 @@ from hpcfl.errors import (
     traceback_hint,
 )
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
-from hpcfl.io.code_file import short_name
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES
@@ -51,6 +50,7 @@ from hpcfl.models.module import Module
 from hpcfl.runner.components import Components
 from hpcfl.seeds import stream
 from hpcfl.types import Batch, Vector
+from hpcfl.user_code.names import short_name
 
 CLIENTS = 2  # that are tried
 TESTED = 8  # test examples

@@ -9,7 +9,6 @@ from typing import Any
 from hpcfl.errors import DiskError, StoreError, one_line
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io import regular
-from hpcfl.io.code_file import digest_of
 from hpcfl.io.progress import Progress
 from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.schema import Job
@@ -21,6 +20,7 @@ from hpcfl.runner.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_war
 from hpcfl.runner.rank_layout import Ranks
 from hpcfl.runner.session import RankSession
 from hpcfl.runner.user_code_digests import code_digests, edited
+from hpcfl.user_code.names import digest_of
 
 
 def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:

@@ -27,7 +27,6 @@ from hpcfl.engine.callbacks import Callbacks, RoundModel, RunStart
 from hpcfl.engine.run import CheckpointState
 from hpcfl.errors import DiskError, HookError, JobError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
-from hpcfl.io.code_file import short_name
 from hpcfl.io.progress import Progress
 from hpcfl.models.flat_vector import frozen_note
 from hpcfl.run_dir.history import outcome_of
@@ -40,6 +39,7 @@ from hpcfl.runner.schedule_usage import ScheduleUsage, simulate_schedule
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.types import IntArray, Record, Vector
+from hpcfl.user_code.names import short_name
 
 
 class _Outputs(NamedTuple):

@@ -205,7 +205,7 @@ def _run(
         folder,
     ):
         if kept_files is not None:
-            kept_files.require_alike(comm)
+            loaded = kept_files.agree(loaded, folder, comm)
         ranks = discover_ranks(loaded, folder.root, comm)
         resumed = request is not None or (
             continued and from_rank_0(comm, partial(_has_checkpoint, folder))

@@ -14,12 +14,12 @@ from torch import nn
 
 from hpcfl.errors import DiskError, StoreError, is_of_user
 from hpcfl.io import regular
-from hpcfl.io.code_file import digest_of, find_object
 from hpcfl.job.schema import Job
 from hpcfl.models.base import ModelConfig
-from hpcfl.models.module import OBJECT, Module
+from hpcfl.models.module import Module
 from hpcfl.run_dir.history import edited_text, recorded_code
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.user_code.names import digest_of, find_object
 
 
 def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
@@ -46,6 +46,7 @@ def _digests(modules: Iterable[str]) -> dict[str, str]:
     while waiting:
         name = waiting.pop()
         module = sys.modules.get(name)
+        waiting += getattr(module, "__kept_modules__", ())
         file = Path(getattr(module, "__file__", None) or "")
         if module is None or name in found or not (is_of_user(file) and file.is_file()):
             continue
@@ -104,7 +105,7 @@ def _named(job: Job) -> Iterator[str]:
 def _of_model(config: ModelConfig, model: nn.Module | None) -> Iterator[str]:
     """The modules of the model's configuration, of what makes it, and of its layers."""
     yield type(config).__module__
-    if isinstance(config, Module) and not config.of.endswith(OBJECT):
+    if isinstance(config, Module):
         yield _module_of(config.of)
     if model is not None:
         yield from (type(layer).__module__ for layer in model.modules())

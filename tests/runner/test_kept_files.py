@@ -12,7 +12,6 @@ from torch import nn
 
 import hpcfl as api
 from hpcfl.errors import JobError, StoreError
-from hpcfl.runner.pickle_module import names_in, pickled
 from tests.runner.test_objects import JOB, data
 
 
@@ -64,8 +63,8 @@ def test_all_of_a_module_counts(tmp_path, first, second):
     assert kept(run) != kept(tmp_path / "expected")
     (run / "kept" / "mine.txt").write_text("not hpcfl's to delete")
     assert torch.equal(api.run(JOB, model=second, data=data(), out=run).x, expected.x)
-    assert kept(run) == kept(tmp_path / "expected") | {"mine.txt"}
-    with pytest.raises(JobError, match="run of another job: it keeps no model-"):
+    assert len(kept(run)) == len(kept(tmp_path / "expected") | {"mine.txt"})
+    with pytest.raises(JobError, match="run of another job: it keeps no objects-"):
         api.run(JOB, model=first, data=data(), out=run, continued=True)
     # An equal object is of this job.
     api.run(JOB, {"rounds": 3}, model=second, data=data(), out=run, continued=True)
@@ -86,45 +85,46 @@ def test_the_files_of_a_start_that_is_alive_are_left(tmp_path):
 
 PICKLED = """
 import sys
-from hashlib import sha256
 import torch
 from torch import nn
-from hpcfl.runner.pickle_module import pickled
+from hpcfl.user_code.pickled import pickled
 
 torch.manual_seed(0)
-net = nn.Linear(2, 3)
-for name in sys.argv[1:]:
+
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if "a" in {"a", "b", "c"} else SCALE * x
+
+SCALE = 2
+net = Net(2, 3)
+for name in sys.argv[2:]:
     net.register_buffer("".join(name), torch.zeros(1), persistent=False)
-net.pair = (sys.argv[1], sys.argv[1], "".join(sys.argv[1]))
-print(sha256(pickled(net)).hexdigest())
+net.pair = (sys.argv[2], sys.argv[2], "".join(sys.argv[2]))
+if sys.argv[1] == "constant":
+    SCALE = 3
+if sys.argv[1] == "weight":
+    net.weight.data[0] += 1
+if sys.argv[1] == "method":
+    Net.forward = lambda self, x: x
+print(pickled({"model": net, "Net": Net})[1])
 """
 
 
-def test_equal_modules_have_equal_bytes_in_every_process(tmp_path):
-    """Sets of texts have another order in each process, unless PYTHONHASHSEED says it."""
-    script = tmp_path / "pickled.py"
-    script.write_text(PICKLED)
+def test_equal_objects_have_one_fingerprint_in_every_process(tmp_path):
+    """Sets of texts have another order in each process; lines and file names do not count."""
     names = [f"buffer_{number}" for number in range(9)]
-    first, second = (
-        subprocess.run(
-            [sys.executable, script, *names],
-            env={**os.environ, "PYTHONHASHSEED": f"{seed}"},
-            stdout=subprocess.PIPE,
-            check=True,
-        ).stdout
-        for seed in (1, 2)
-    )
-    assert first == second
 
+    def fingerprint(seed, what, script="pickled.py", text=PICKLED):
+        (tmp_path / script).write_text(text)
+        env = {**os.environ, "PYTHONHASHSEED": f"{seed}"}
+        command = [sys.executable, tmp_path / script, what, *names]
+        return subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout
 
-def test_a_pickled_module_is_one_of_torch(tmp_path):
-    net = with_hook(3.0)
-    content = pickled(net)
-    (tmp_path / "net.pt").write_bytes(content)
-    found = torch.load(tmp_path / "net.pt", weights_only=False)
-    x = torch.randn(2, 5)
-    assert torch.equal(found(x), net(x))
-    assert (__name__, "double") in names_in(content)
+    same = fingerprint(1, "-")
+    assert fingerprint(2, "-") == same
+    assert fingerprint(2, "-", "other.py", "\n\n" + PICKLED) == same
+    others = {fingerprint(1, what) for what in ("constant", "weight", "method")}
+    assert len(others - {same}) == 3
 
 
 def test_a_module_of_kept_code_or_without_shapes_is_refused(tmp_path):
@@ -174,11 +174,11 @@ class Executed:
     [
         (["model={name: module, of: weights.pt}"], "model: of: found 'weights.pt', a file that"),
         (["model={name: module, of: mine.py:Net}"], "model: of: found 'mine.py:Net', a file that"),
-        (
-            ["model={name: module, of: torch.nn.Identity, code: mine.py}"],
-            "model: code: found",
-        ),
         (["algorithm.name=mine.py:Foo"], "algorithm.name: found 'mine.py:Foo', a file that"),
+        (
+            [f"algorithm.name=kept/code-{'a' * 16}.py:Foo"],
+            f"algorithm.name: found 'kept/code-{'a' * 16}.py:Foo', a file that",
+        ),
         (["data.kind=kept/mine.py:Foo"], "data.kind: found 'kept/mine.py:Foo', a file that"),
     ],
 )
@@ -194,11 +194,19 @@ def test_a_job_names_no_file_that_would_be_executed(
     assert not (tmp_path / "executed").exists()
 
 
+def test_the_key_of_the_code_of_an_earlier_version(job, refused, hpcfl):
+    """A run of a class of a module has it, too, with no value."""
+    own = "model={name: module, of: torch.nn.Identity, code: "
+    assert hpcfl("check", job, own + "null}").code == 0
+    line = refused("check", job, f"{own}kept/code-{'a' * 16}.py}}")
+    assert "model.code: is no key any more; say model.of: FILE.pkl:NAME of a run of this" in line
+
+
 def test_a_kept_file_that_was_changed_is_not_executed(tmp_path, hpcfl, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     api.run(JOB, model=Scaled(1.0), data=data(), out=run)
-    (file,) = (run / "kept").glob("*.pt")
+    (file,) = (run / "kept").glob("*.pkl")
     torch.save(Executed(), file)
     for command in (["resume", run, "rounds=3"], ["run", run / "job.yaml", "--out", "new"]):
         refused = hpcfl(*command)

@@ -24,8 +24,8 @@ from typing import Any
 
 import yaml
 
-from hpcfl.io.code_file import short_name
 from hpcfl.job.settings import BRANCH, Settings
+from hpcfl.user_code.names import short_name
 
 PAPERS = ("fedhbm", "fedcm", "fedmim", "scaffold_slides")
 _SET_UP = ("data", "model", "split", "clients", "cohort", "algorithm")

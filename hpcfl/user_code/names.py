@@ -1,35 +1,40 @@
-"""Import a class or a function by its name: ``module.NAME``, or ``FILE.py:NAME``.
+"""Find a class, a function or an object by its name: ``module.NAME``, or ``FILE.pkl:NAME``.
 
 A file is executed only if it is one that a run keeps: in a folder ``kept``, under a name that has
 the digest of its content.  So a job file alone cannot make hpcfl execute another file.
 """
 
-import __future__
-
-import ast
+import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from hpcfl.errors import StoreError, file_error
+from hpcfl.errors import StoreError, file_error, one_line
 from hpcfl.io.regular import read
 
 KEPT = "kept"
 """The folder of a run directory with what no job file can hold: hpcfl.runner.objects."""
-KEPT_MODULE = "hpcfl_kept_"
-"""Begins the name of the module of a kept file of code."""
-_MARK = ".py:"
+MAIN = "__main__"
+_KEPT_MODULE = "hpcfl_kept_"  # begins the name of the module of classes in a kept file
+OBJECTS = ".pkl"
+"""The ending of a file with objects, and with classes and functions of ``__main__``."""
+_MARKS = (f"{OBJECTS}:", ".py:")
 DIGITS = 16
 """Of a digest, in the names of kept files."""
-_NAME = re.compile(rf"(data|model|code)-[0-9a-f]{{{DIGITS}}}\.(npz|pt|safetensors|py)")
+_NAME = re.compile(
+    rf"(data|model)-[0-9a-f]{{{DIGITS}}}\.(npz|safetensors)"
+    rf"|objects-[0-9a-f]{{{DIGITS}}}-[0-9a-f]{{{DIGITS}}}\{OBJECTS}"
+)
+_FILES = 4  # whose objects are held in memory
+_HELD: dict[str, Mapping[str, Any]] = {}
 
 
 class KeptName(NamedTuple):
@@ -38,19 +43,18 @@ class KeptName(NamedTuple):
     path: Path
     """The file."""
     attribute: str
-    """Of ``FILE.py:NAME``, ":NAME"; else empty."""
+    """Of ``FILE.pkl:NAME``, ":NAME"; else empty."""
 
 
-class Origin(NamedTuple):
-    """Where a part of kept code comes from, which error messages name in the same process."""
+class Content(NamedTuple):
+    """What a kept file holds."""
 
-    first: int
-    """Its first line in the kept code."""
-    last: int
-    file: str
-    """The script, or the cell of a notebook."""
-    line: int
-    """Of the file, where the part begins."""
+    objects: dict[str, Any]
+    """By name: classes, functions, modules of torch."""
+    names: dict[str, Any]
+    """What texts in the classes' annotations name."""
+    modules: list[str]
+    """Those of what is named and not kept."""
 
 
 def digest_of(content: bytes) -> str:
@@ -64,7 +68,7 @@ def is_kept_name(name: str) -> bool:
 
 
 def kept_name(name: str) -> KeptName | None:
-    """The kept file of a path, or of ``FILE.py:NAME``; None if no run gave it such a name."""
+    """The kept file of a path, or of ``FILE.pkl:NAME``; None if no run gave it such a name."""
     file, colon, attribute = name.rpartition(":") if is_in_file(name) else (name, "", "")
     path = Path(file)
     return KeptName(path, colon + attribute) if _is_kept(path) else None
@@ -74,7 +78,7 @@ def require_kept(name: str) -> None:
     """Refuse to execute a file that no run keeps.
 
     Args:
-        name: the path of the file, or ``FILE.py:NAME``.
+        name: the path of the file, or ``FILE.pkl:NAME``.
 
     Raises:
         ValueError: its folder is not ``kept``, or its name has no digest.
@@ -82,7 +86,8 @@ def require_kept(name: str) -> None:
     if kept_name(name) is None:
         raise ValueError(
             f"found {name!r:.200}, a file that would be executed; expected the dotted path of a "
-            f"class in a module, or a file that a run keeps in its folder {KEPT}"
+            f"class in a module, or a file that a run keeps in its folder {KEPT}, {OBJECTS}:NAME "
+            "(earlier versions kept others: start the run again)"
         )
 
 
@@ -91,7 +96,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def read_kept(path: Path) -> bytes:
-    """The content of a kept file that will be executed, ``NAME-DIGEST.py`` or ``.pt``.
+    """The content of a kept file that will be executed.
 
     Raises:
         StoreError: it is missing, was changed, or is no file that a run keeps.
@@ -111,12 +116,12 @@ def read_kept(path: Path) -> bytes:
 
 
 def is_in_file(name: str) -> bool:
-    """Whether the name is of the form ``FILE.py:NAME``."""
-    return _MARK in name
+    """Whether the name is of the form ``FILE.pkl:NAME``, or ``FILE.py:NAME`` of old jobs."""
+    return any(mark in name for mark in _MARKS)
 
 
 def short_name(name: str) -> str:
-    """A name for people: of ``FILE.py:NAME`` only NAME."""
+    """A name for people: of ``FILE.pkl:NAME`` only NAME."""
     return name.rpartition(":")[2] if is_in_file(name) else name
 
 
@@ -129,7 +134,10 @@ def find_object(name: str) -> Any:
     """
     if is_in_file(name):
         file, _, attribute = name.rpartition(":")
-        return getattr(load_code(Path(file)), attribute)
+        found = load_objects(Path(file))
+        if attribute not in found:
+            raise StoreError(f"{file}: holds {', '.join(found)}, and no {attribute}")
+        return found[attribute]
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module), attribute)
 
@@ -157,58 +165,50 @@ def import_advice(error: Exception, name: str, folder: Path = Path()) -> str:
     return ""
 
 
-def load_code(path: Path) -> ModuleType:
-    """The module of a kept file, ``NAME-DIGEST.py``; each content is executed once a process.
+def load_objects(path: Path) -> Mapping[str, Any]:
+    """The objects of a kept file, by name; each file is executed once a process.
 
     Raises:
-        StoreError: see ``read_kept``.
+        StoreError: it is missing or was changed, or a class that it names cannot be imported.
     """
-    module = sys.modules.get(_module_name(path))
-    if module is not None:
-        return module
-    return execute(path, read_kept(path).decode())
+    if path.name in _HELD and not path.exists():  # the run will write it
+        return _HELD[path.name]
+    content = read_kept(path)
+    if path.name not in _HELD:
+        hold_objects(path, content)
+    return _HELD[path.name]
 
 
-def execute(path: Path, text: str, origins: Sequence[Origin] = ()) -> ModuleType:
-    """Make the module of the code ``text``, which is or will be in the file ``path``.
+def hold_as(name: str, other: str) -> None:
+    """Let the objects of a file also be those of another file, which holds equal ones."""
+    _HELD[other] = _HELD[name]
 
-    Args:
-        path: the file.
-        text: the code.
-        origins: where parts of it come from.
+
+def hold_objects(path: Path, content: bytes) -> None:
+    """Execute the content of a kept file, which is or will be in ``path``.
 
     Raises:
-        Exception: whatever the code raises.
+        StoreError: a class that it names cannot be imported.
     """
-    name = _module_name(path)
-    if name in sys.modules:  # the same content, as the name has its digest
-        return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look their module up
+    import torch
+
     try:
-        for code in _compiled(path, text, origins):
-            exec(code, module.__dict__)  # noqa: S102  the user's own code
-    except BaseException:
-        del sys.modules[module.__name__]
-        raise
-    return module
-
-
-def _compiled(path: Path, text: str, origins: Sequence[Origin]) -> Iterator[CodeType]:
-    """The code of each statement, with the lines of the file that it comes from."""
-    tree = ast.parse(text, str(path))
-    futures = (n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__")
-    flags = 0
-    for name in (alias.name for node in futures for alias in node.names):
-        flags |= getattr(__future__, name).compiler_flag
-    for node in tree.body:
-        origin = next((o for o in origins if o.first <= node.lineno <= o.last), None)
-        if origin:
-            ast.increment_lineno(node, origin.line - origin.first)
-        file = origin.file if origin else str(path)
-        yield compile(ast.Module([node], []), file, "exec", flags, dont_inherit=True)
-
-
-def _module_name(path: Path) -> str:
-    return f"{KEPT_MODULE}{path.stem.replace('-', '_')}"
+        found = torch.load(io.BytesIO(content), "cpu", weights_only=False)
+        objects, names, modules = Content(**found)
+    except Exception as e:
+        raise StoreError(
+            f"{path}: cannot be read: {one_line(f'{type(e).__name__}: {e}')}; the modules of the "
+            "objects' classes must be importable (PYTHONPATH), and Python and its packages of the "
+            "versions that the run had"
+        ) from e
+    module = ModuleType(f"{_KEPT_MODULE}{path.stem.replace('-', '_')}")
+    vars(module).update(names, __kept_modules__=modules)
+    sys.modules[module.__name__] = module  # where texts in annotations are looked up
+    for one in objects.values():
+        made = {*map(type, one.modules())} if isinstance(one, torch.nn.Module) else {one}
+        for part in {part for cls in made for part in getattr(cls, "__mro__", (cls,))}:
+            if part.__module__ == MAIN:
+                part.__module__ = module.__name__
+    while len(_HELD) >= _FILES:
+        _HELD.pop(next(iter(_HELD)))
+    _HELD[path.name] = objects
