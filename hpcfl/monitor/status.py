@@ -170,7 +170,7 @@ def _run_line(
     run, state = facts.record, facts.record.state
     marked = run.divergence is not None and state != "diverged"
     mark = "  (diverged)" if marked else ""
-    left = f", {facts.time_left} left" if facts.time_left is not None else ""
+    left = f", {facts.time_left} left" if facts.time_left else ""
     return state, f"{run.done:>6} of {run.rounds}  {name}{left}{mark}", marked
 
 
