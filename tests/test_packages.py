@@ -92,10 +92,9 @@ rounds: 1
         ("datasets", "check job.yaml --data"),
         ("pyarrow", "check job.yaml --data"),
         ("sklearn", "check quickstart --data"),
-        ("tensorboard", "check quickstart log.tensorboard=true"),
-        ("wandb", "check quickstart log.tracker=wandb"),
-        ("mlflow", "check quickstart log.tracker=mlflow"),
-        ("trackio", "check quickstart log.tracker=trackio"),
+        ("tensorboard", "check quickstart callbacks=[tensorboard]"),
+        ("wandb", "check quickstart callbacks=[wandb]"),
+        ("mlflow", "check quickstart callbacks=[mlflow]"),
         ("mpi4py", "run quickstart comm.backend=mpi"),
     ],
 )
