@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from hpcfl import signals
-from hpcfl.cli.parser import GONE, parser
+from hpcfl.cli.parser import parse
 from hpcfl.errors import (
     DiskError,
     HpcflError,
@@ -36,20 +36,6 @@ if TYPE_CHECKING:
     from hpcfl.sweep.grid import Sweep
 
 REPORT = Path("runs/report.png")
-_MEASURE = "hpcfl plan JOB --measure measures where the job is to run"
-_SCALE = "python benchmarks/scale.py, in a checkout, serves instead"
-RETIRED = {
-    "bench": "its measurements are scripts of a checkout, such as python benchmarks/round.py",
-    "bench chaos": "hpcfl selftest DIR serves instead",
-    "bench costs": _MEASURE,
-    "bench pieces": _MEASURE,
-    "drift": "python examples/drift.py JOB, in a checkout, serves instead",
-    "plan --costs": _MEASURE,
-    "plan --pieces": _MEASURE,
-    "plan --plot": _SCALE,
-    "plan --scale": _SCALE,
-}
-"""Commands and options of earlier versions, and what serves instead."""
 
 # Modules that need torch are imported by the commands that use them: `hpcfl --help` is instant.
 
@@ -63,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fails, 75 stopped by a signal with a checkpoint or another process is alive in the
         directory, 130 by Ctrl-C without one, 1 anything else.
     """
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    options = parse(arguments)
     try:
         if options.command not in ("run", "resume"):  # runs install their own handlers
             signals.raise_on_interrupt()
@@ -87,22 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; a wrong one, and what an earlier version had, end the program."""
-    reader = parser()
-    command = words[0] if words else ""
-    for given in (*(f"{command} {word.partition('=')[0]}" for word in words[1:]), command):
-        if given in RETIRED:
-            reader.exit(2, f"hpcfl {given}: has gone; {RETIRED[given]}\n")
-    options, rest = reader.parse_known_args(words)
-    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
-        keys = "; settings of a job have no dashes: rounds=5" if "overrides" in options else ""
-        reader.error(f"unrecognized arguments: {' '.join(rest)}{keys}")
-    if rest:  # overrides that stand after an option
-        options.overrides += rest
-    return options
-
-
 def _require_current_directory() -> None:
     """Refuse to begin in a directory that was deleted, where torch's MKL ends the process itself.
 
@@ -123,8 +93,6 @@ def _run_command(options: argparse.Namespace) -> None:
         HookError: code of the job called ``sys.exit``.
         JobError: an earlier version had the command.
     """
-    if options.command in GONE:
-        raise JobError(f"hpcfl {options.command}: has gone; use {GONE[options.command]}")
     try:
         COMMANDS[options.command](options)
     except SystemExit as e:
@@ -234,7 +202,7 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
+    if options.where:  # a script may call this before every start, so torch is not imported
         from hpcfl.job.run_name import run_directory
 
         print(run_directory(options.job, options.overrides))
@@ -285,13 +253,10 @@ def _sweep(options: argparse.Namespace) -> None:
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or sweep.directory
-    if options.points is not None:
-        sweep = sweep.part(*options.points)
-    elif options.only is not None:
-        sweep = sweep.only(options.only)
+    sweep = sweep.chosen(options.points, options.only)
     if options.write_jobs:
         _require_alone(options)
-    if options.where:  # slurm/run.sh calls this before every start
+    if options.where:
         for point in sweep.points:
             print(root / point.name)
         return
@@ -484,6 +449,19 @@ def _data_prepare(options: argparse.Namespace) -> None:
         _say(f"ready: {config.prepare(track)}: {sizes_text(config.load(0))}")
 
 
+def _batch_begin(options: argparse.Namespace) -> None:
+    from hpcfl.cli.batch import begin
+
+    print(begin(options.name, options.words, os.environ, first=options.first))
+
+
+def _batch_end(options: argparse.Namespace) -> None:
+    from hpcfl.cli.batch import end
+
+    counter, status, asked_s = options.counter, options.status, options.asked
+    print(end(counter, status, os.environ, asked_s=asked_s, because=options.because))
+
+
 def _cite(options: argparse.Namespace) -> None:
     from hpcfl.cli.cite import cite
 
@@ -517,6 +495,8 @@ def _selftest(options: argparse.Namespace) -> None:
 
 
 COMMANDS = {
+    "batch begin": _batch_begin,
+    "batch end": _batch_end,
     "check": _check,
     "cite": _cite,
     "data export-split": _data_export_split,

@@ -1,6 +1,8 @@
 """The parser of the command line."""
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,42 @@ from hpcfl.cli.completion import SHELLS, PrintCompletion
 from hpcfl.job.resume_rules import MUTABLE
 from hpcfl.paths import require_plain
 
-GONE = {"watch": "hpcfl status DIR --follow"}
-"""Commands of earlier versions, which are refused, and what serves instead."""
+_MEASURE = "hpcfl plan JOB --measure measures where the job is to run"
+_SCALE = "python benchmarks/scale.py, in a checkout, serves instead"
+RETIRED = {
+    "bench": "its measurements are scripts of a checkout, such as python benchmarks/round.py",
+    "bench chaos": "hpcfl selftest DIR serves instead",
+    "bench costs": _MEASURE,
+    "bench pieces": _MEASURE,
+    "drift": "python examples/drift.py JOB, in a checkout, serves instead",
+    "plan --costs": _MEASURE,
+    "plan --pieces": _MEASURE,
+    "plan --plot": _SCALE,
+    "plan --scale": _SCALE,
+    "watch": "hpcfl status DIR --follow serves instead",
+}
+"""Commands and options of earlier versions, and what serves instead."""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read a command line, that of the process by default; see ``parser``.
+
+    Raises:
+        SystemExit: it is wrong, which was printed, or asks for the help.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    reader = parser()
+    command = words[0] if words else ""
+    for given in (*(f"{command} {word.partition('=')[0]}" for word in words[1:]), command):
+        if given in RETIRED:
+            reader.exit(2, f"hpcfl {given}: has gone; {RETIRED[given]}\n")
+    options, rest = reader.parse_known_args(words)
+    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
+        keys = "; settings of a job have no dashes: rounds=5" if "overrides" in options else ""
+        reader.error(f"unrecognized arguments: {' '.join(rest)}{keys}")
+    if rest:  # overrides that stand after an option
+        options.overrides += rest
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
 
     _add_data(commands)
     _add_plan_and_list(commands)
+    _add_batch(commands)
 
     test = commands.add_parser(
         "selftest", help="kill small runs over and over again; they must end with the same bits"
@@ -97,6 +134,32 @@ def parser() -> argparse.ArgumentParser:
     test.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     test.set_defaults(command="selftest")
     return root
+
+
+def _add_batch(commands: Any) -> None:
+    """The commands that batch scripts call."""
+    batch = commands.add_parser("batch", help="what slurm/run.sh and scripts like it ask")
+    batch = batch.add_subparsers(required=True, metavar="COMMAND")
+    begin = batch.add_parser(
+        "begin", help="count a start, and print what it is to run, as variables of bash"
+    )
+    begin.add_argument("--first", action="store_true", help="forget earlier starts of this name")
+    begin.add_argument("name", help="the same for all starts of one submission: the id of the job")
+    begin.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="JOB.yaml ...",
+        help="or SWEEP.yaml, or the directory of a run, and what follows it",
+    )
+    begin.set_defaults(command="batch begin")
+    end = batch.add_parser("end", help="print whether and why to start again, likewise")
+    end.add_argument("counter", type=_path, help="the file that batch begin has printed")
+    end.add_argument("status", type=_natural, help="the exit code of the start")
+    end.add_argument(
+        "--asked", type=_natural, metavar="S", help="a signal asked it to stop after S seconds"
+    )
+    end.add_argument("--because", default="", help="why nothing was started, if so")
+    end.set_defaults(command="batch end")
 
 
 def _add_resume(commands: Any) -> None:
@@ -132,11 +195,6 @@ def _add_monitors(commands: Any) -> None:
         "--follow", action="store_true", help="show it again every second, until Ctrl-C"
     )
     status.set_defaults(command="status")
-
-    for name in GONE:  # not listed in the help
-        gone = commands.add_parser(name)
-        gone.add_argument("words", nargs="*")
-        gone.set_defaults(command=name)
 
 
 def _add_sweep(commands: Any) -> None:
@@ -342,8 +400,16 @@ def _labels(text: str) -> list[str]:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1")
+    return _whole(text, 1)
+
+
+def _natural(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least}")
     return int(text)
 
 

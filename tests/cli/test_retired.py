@@ -2,7 +2,8 @@
 
 import pytest
 
-from hpcfl.cli.main import RETIRED, main
+from hpcfl.cli.main import main
+from hpcfl.cli.parser import RETIRED
 
 
 @pytest.mark.parametrize("name", RETIRED)

@@ -127,10 +127,6 @@ def test_no_run(tmp_path, refused):
     assert "holds no run" in refused("status", tmp_path, "--follow")
 
 
-def test_its_old_name_is_refused(run, refused):
-    assert "hpcfl status DIR --follow" in refused("watch", run)
-
-
 def test_every_line_is_parsed_once(tmp_path, monkeypatch):
     parsed, parse_json = [], runlog.parse_json
     monkeypatch.setattr(runlog, "parse_json", lambda line: parsed.append(line) or parse_json(line))
