@@ -17,7 +17,6 @@ from hpcfl.io import checksum
 from hpcfl.io.atomic import PART, sync_folder, write_errors
 from hpcfl.io.files import folders_with, parse_json, present, read_bytes
 from hpcfl.run_dir.log import LogPosition
-from hpcfl.store.row_table import SHARED
 
 # Format 1 had no shared part of states; 2 put all keys into the job's fingerprint; 3 drew other
 # random numbers; 4 had no digests of inputs, and no checksums of the manifest, job.yaml,
@@ -29,6 +28,7 @@ KEPT = "kept.safetensors"
 BEST = "best.safetensors"
 INITIAL = "initial.npy"
 BRANCHES = "branches.json"
+_SHARED = "shared"  # as hpcfl.store.row_table has it, whose import takes that of torch
 _NAMES = "|".join(map(re.escape, (MANIFEST, SERVER, KEPT, BEST)))
 _OWN = re.compile(rf"({_NAMES}|rows-\d+\.npz)({re.escape(PART)})?")
 
@@ -169,7 +169,7 @@ def delete(folder: Path) -> None:
     Raises:
         OSError: one cannot be deleted.
     """
-    for place in (folder / SHARED, folder):
+    for place in (folder / _SHARED, folder):
         if place.is_dir() and not place.is_symlink():
             for path in place.iterdir():
                 if _OWN.fullmatch(path.name):
