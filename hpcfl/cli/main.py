@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfl import signals
-from hpcfl.cli.parser import parser
+from hpcfl.cli.parser import parse
 from hpcfl.errors import (
     DiskError,
     HpcflError,
@@ -48,13 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fails, 75 stopped by a signal with a checkpoint or another process is alive in the
         directory, 130 by Ctrl-C without one, 1 anything else.
     """
-    reader = parser()
-    options, rest = reader.parse_known_args(arguments)
-    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
-        keys = "; settings of a job have no dashes: rounds=5" if "overrides" in options else ""
-        reader.error(f"unrecognized arguments: {' '.join(rest)}{keys}")
-    if rest:  # overrides that stand after an option
-        options.overrides += rest
+    options = parse(arguments)
     try:
         if options.command not in ("run", "resume"):  # runs install their own handlers
             signals.raise_on_interrupt()
@@ -196,7 +190,7 @@ def _resume(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.where:  # slurm/run.sh calls this before every start, so torch is not imported
+    if options.where:  # a script may call this before every start, so torch is not imported
         from hpcfl.job.run_name import run_directory
 
         print(run_directory(options.job, options.overrides))
@@ -261,13 +255,10 @@ def _sweep(options: argparse.Namespace) -> None:
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or sweep.directory
-    if options.points is not None:
-        sweep = sweep.part(*options.points)
-    elif options.only is not None:
-        sweep = sweep.only(options.only)
+    sweep = sweep.chosen(options.points, options.only)
     if options.write_jobs:
         _require_alone(options)
-    if options.where:  # slurm/run.sh calls this before every start
+    if options.where:
         for point in sweep.points:
             print(root / point.name)
         return
@@ -487,6 +478,19 @@ def _drift(options: argparse.Namespace) -> None:
     print(f"plot: {options.plot}", file=sys.stderr)
 
 
+def _batch_begin(options: argparse.Namespace) -> None:
+    from hpcfl.cli.batch import begin
+
+    print(begin(options.name, options.words, os.environ, first=options.first))
+
+
+def _batch_end(options: argparse.Namespace) -> None:
+    from hpcfl.cli.batch import end
+
+    counter, status, asked_s = options.counter, options.status, options.asked
+    print(end(counter, status, os.environ, asked_s=asked_s, because=options.because))
+
+
 def _cite(options: argparse.Namespace) -> None:
     from hpcfl.cli.cite import cite
 
@@ -547,6 +551,8 @@ def _bench_chaos(options: argparse.Namespace) -> None:
 
 
 COMMANDS = {
+    "batch begin": _batch_begin,
+    "batch end": _batch_end,
     "bench chaos": _bench_chaos,
     "bench executor": _bench,
     "bench peers": _bench,

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,22 @@ from hpcfl import __version__
 from hpcfl.cli.completion import SHELLS, PrintCompletion
 from hpcfl.job.resume_rules import MUTABLE
 from hpcfl.paths import require_plain
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read a command line, that of the process by default; see ``parser``.
+
+    Raises:
+        SystemExit: it is wrong, which was printed, or asks for the help.
+    """
+    reader = parser()
+    options, rest = reader.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
+        keys = "; settings of a job have no dashes: rounds=5" if "overrides" in options else ""
+        reader.error(f"unrecognized arguments: {' '.join(rest)}{keys}")
+    if rest:  # overrides that stand after an option
+        options.overrides += rest
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -103,9 +120,36 @@ def parser() -> argparse.ArgumentParser:
 
     _add_data(commands)
     _add_plan_and_list(commands)
+    _add_batch(commands)
 
     _add_bench(commands)
     return root
+
+
+def _add_batch(commands: Any) -> None:
+    """The commands that batch scripts call."""
+    batch = commands.add_parser("batch", help="what slurm/run.sh and scripts like it ask")
+    batch = batch.add_subparsers(required=True, metavar="COMMAND")
+    begin = batch.add_parser(
+        "begin", help="count a start, and print what it is to run, as variables of bash"
+    )
+    begin.add_argument("--first", action="store_true", help="forget earlier starts of this name")
+    begin.add_argument("name", help="the same for all starts of one submission: the id of the job")
+    begin.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="JOB.yaml ...",
+        help="or SWEEP.yaml, or the directory of a run, and what follows it",
+    )
+    begin.set_defaults(command="batch begin")
+    end = batch.add_parser("end", help="print whether and why to start again, likewise")
+    end.add_argument("counter", type=_path, help="the file that batch begin has printed")
+    end.add_argument("status", type=_natural, help="the exit code of the start")
+    end.add_argument(
+        "--asked", type=_natural, metavar="S", help="a signal asked it to stop after S seconds"
+    )
+    end.add_argument("--because", default="", help="why nothing was started, if so")
+    end.set_defaults(command="batch end")
 
 
 def _add_bench(commands: Any) -> None:

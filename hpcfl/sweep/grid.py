@@ -79,6 +79,16 @@ class Sweep:
         """The default directory of its runs: runs/NAME, or runs/NAME-sweep if NAME is the job's."""
         return RUNS / (f"{self.name}-sweep" if self.name == self.job.stem else self.name)
 
+    def chosen(self, points: tuple[int, int] | None, labels: Sequence[str] | None) -> "Sweep":
+        """The points that a command line chose, of numbers or of labels; all of them by default.
+
+        Raises:
+            JobError: there are none.
+        """
+        if points is not None:
+            return self.part(*points)
+        return self if labels is None else self.only(labels)
+
     def part(self, first: int, last: int) -> "Sweep":
         """Points ``first`` to ``last``, counted from 0, as far as there are any.
 

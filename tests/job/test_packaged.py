@@ -134,10 +134,10 @@ def test_the_kind_of_an_argument(tmp_path, monkeypatch, hpcfl, refused):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["packaged", "run_name"])
+@pytest.mark.parametrize("module", ["job.packaged", "job.run_name", "cli.batch"])
 def test_kinds_and_names_are_told_without_torch(module):
     """As slurm/run.sh asks for them before every start; and a start that takes signals soon."""
-    code = f"import sys, hpcfl.job.{module}; sys.exit('torch' in sys.modules)"
+    code = f"import sys, hpcfl.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
