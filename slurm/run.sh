@@ -8,7 +8,8 @@
 # The same command goes on with the same run, also as a new Slurm job and on other numbers of nodes.
 # Submit from the directory that the job's paths are relative to.  hpcfl is taken from .venv there,
 # or else from the environment that was active at submission.  A sweep, SWEEP.yaml, is run on one
-# node and all GPUs that the job has there.  The directory of a run is resumed.  From the environment:
+# node and all GPUs that the job has there.  The directory of a run is resumed; options of a resume
+# (--round, --out, key=value) are for the first start.  From the environment:
 #   HPCFL_OUT         the run directory; default as `hpcfl run` and `hpcfl sweep` take it
 #   HPCFL_MPI         srun's --mpi: pmi2 (default; MPICH and those like it) or pmix (Open MPI)
 #   HPCFL_MAX_STARTS  how many starts in a row may end without a new checkpoint; default 3
@@ -18,16 +19,14 @@
 #                     options of srun, variables; see slurm/sites/example.sh
 #   HPCFL_COMMAND     the words that start hpcfl; default hpcfl
 #   HPCFL_SRUN        options of srun for the ranks, such as --cpu-bind=cores
-#   HPCFL_TASK        what the first argument is: job, sweep or run (a directory); default as
-#                     `hpcfl check ARGUMENT --kind` says
+#   HPCFL_TASK        what the first argument is: job, sweep or run (a directory); found out without
 #   HPCFL_SEED        the seed of the run, which is one of several
 #   HPCFL_INDEX       set by slurm/array.sh: the number of the task, a seed or a point of a sweep
 #   HPCFL_PACK        with HPCFL_INDEX: so many points of a sweep are run by a task
 #   HPCFL_STAGE, HPCFL_DATA, HPCFL_SCRATCH   set by slurm/staged.sh: files to be copied to the nodes
 #
-# This file alone decides whether a job is requeued: the other scripts end by starting it.  A start
-# that left a new checkpoint is always followed by another; starts without one are counted, also
-# those that Slurm itself requeued, in OUT.JOBID.starts beside the run directory.
+# What a start runs, and whether another follows, `hpcfl batch` decides (hpcfl/cli/batch.py).  Here are
+# signals, srun, copies of data, and what Slurm says.  The other scripts end by starting this one.
 #
 #SBATCH --job-name=hpcfl
 #SBATCH --cpus-per-task=1
@@ -41,12 +40,8 @@
 #SBATCH --signal=B:USR1@120
 set -euo pipefail
 
-if [ $# = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
-  echo "usage: sbatch [options] slurm/run.sh JOB.yaml [key=value ...]" >&2
-  exit 2
-fi
-
-say() { echo "$(date '+%F %T') job $id: $*"; }
+# All is in functions: bash reads a script as it goes on, and this file may be replaced meanwhile.
+say() { printf '%(%F %T)T job %s: %s\n' -1 "$id" "$*"; }
 
 # Slurm may be too busy to answer.
 insist() {
@@ -59,17 +54,13 @@ insist() {
 }
 
 # SIGTERM too may reach this shell (preemption, scancel).  Untrapped it would end at once, and the
-# ranks with it, before their checkpoint.  HPCFL_ASKED: the script that started this one was asked.
-asked=${HPCFL_ASKED:-} asked_s=$SECONDS caught='' child=''
-# shellcheck disable=SC2329  # the trap calls it
+# ranks with it, before their checkpoint.
 stop() {
-  [ -n "$asked" ] || asked_s=$SECONDS
-  asked=1 caught=1
+  asked=${asked:-$SECONDS} caught=1
   if [ -n "$child" ]; then
     kill -USR1 "$child" 2>/dev/null || true # srun hands it on to the ranks, or has ended
   fi
 }
-trap stop USR1 TERM
 
 # Run a command, to which signals are handed on; its exit code is left in status.  Bash runs no trap
 # before a command in the foreground has ended.
@@ -90,9 +81,13 @@ follow() {
   child=''
 }
 
-if [ -d .venv/bin ]; then
-  PATH=$PWD/.venv/bin:$PATH
-fi
+# Have hpcfl set variables of this shell.  Signals to the whole job do not cut it short.
+ask() {
+  local answer
+  answer=$(trap '' USR1 TERM && "${hpcfl[@]}" batch "$@") || return
+  eval "$answer"
+}
+
 # In a function, whose arguments the sourced file may use as its own.
 load_site() {
   local file=$HPCFL_SITE code=0
@@ -113,144 +108,13 @@ load_site() {
     exit 2
   fi
 }
-if [ -n "${HPCFL_SITE:-}" ]; then
-  load_site
-fi
-read -ra hpcfl <<<"${HPCFL_COMMAND:-hpcfl}"
-read -ra options <<<"${HPCFL_SRUN:-}"
-# What glibc keeps free for each thread holds larger free blocks apart: over thousands of rounds a
-# rank would take up to a third more memory than it needs.
-if [[ ${GLIBC_TUNABLES:-} != *tcache_count* ]]; then
-  export GLIBC_TUNABLES=${GLIBC_TUNABLES:+$GLIBC_TUNABLES:}glibc.malloc.tcache_count=0
-fi
-# Of an array, the id of its last task is that of the whole array: requeued by it, all would be.
-id=$SLURM_JOB_ID
-[ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-most=${HPCFL_MAX_STARTS:-3} patience=${HPCFL_WAIT_S:-900}
-for number in "$most" "$patience"; do
-  if ! [[ $number =~ ^[1-9][0-9]*$ ]]; then
-    say "HPCFL_MAX_STARTS or HPCFL_WAIT_S: found $number, expected a whole number above 0"
-    exit 2
-  fi
-done
 
-# srun does not inherit --cpus-per-task since Slurm 22.05.  Once a rank has left, those that would
-# wait for it for ever are ended, but not at once: also ranks that leave with one exit code do so a
-# moment apart, and with --kill-on-bad-exit=1 srun kills the last of them and returns 143.
-step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=15
-  "${options[@]}")
-
-# Where nothing can be started, no job of a chain is to try it.
-refuse() {
-  [ $# = 1 ] || echo "run.sh: ${*:2}" >&2
+# Where there is nothing to go on with, no job of a chain is to wait for its nodes.
+end_chain() {
   if [ -n "${HPCFL_CHAIN:-}" ]; then
-    scancel --quiet --name="$HPCFL_CHAIN" --state=PENDING --user="$(id -un)"
+    insist scancel --quiet --name="$HPCFL_CHAIN" --state=PENDING --user="$(id -un)" || true
   fi
-  exit "$1"
 }
-
-task=${HPCFL_TASK:-}
-if [ -z "$task" ]; then
-  task=$("${hpcfl[@]}" check "$1" --kind) || refuse $?
-fi
-pack=${HPCFL_PACK:-1} sweep=
-if [ -n "${HPCFL_INDEX:-}" ]; then
-  case $task in
-    sweep)
-      for word in "$@"; do
-        case $word in
-          --only | --only=* | --points | --points=*) refuse 2 "$word: an array runs points of the" \
-            "whole sweep; put those that you want into a sweep file of their own" ;;
-        esac
-      done
-      first=$((HPCFL_INDEX * pack))
-      set -- "$@" --points "$first-$((first + pack - 1))" --parallel "$pack"
-      ;;
-    job)
-      if [ "$pack" != 1 ]; then
-        refuse 2 "HPCFL_PACK packs the points of a sweep; make one with the axis seed"
-      fi
-      HPCFL_SEED=$HPCFL_INDEX
-      ;;
-    run) refuse 2 "$1 is the directory of a run; an array is of a job or a sweep" ;;
-  esac
-fi
-case $task in
-  sweep)
-    sweep=1
-    if [ -n "${HPCFL_STAGE:-}${HPCFL_SEED:-}" ]; then
-      refuse 2 "$1 is a sweep; HPCFL_STAGE and HPCFL_SEED are for a job: the axes of a sweep may" \
-        "have the seed, and its job the folder of the data"
-    fi
-    listed=$("${hpcfl[@]}" sweep "$@" ${HPCFL_OUT:+--out "$HPCFL_OUT"} --where) || refuse $?
-    mapfile -t runs <<<"$listed"
-    out=${HPCFL_OUT:-$(dirname "${runs[0]}")}
-    command=("${hpcfl[@]}" sweep "$@" --out "$out")
-    ;;
-  run)
-    if [ -n "${HPCFL_OUT:-}${HPCFL_STAGE:-}${HPCFL_SEED:-}" ]; then
-      refuse 2 "$1 is the directory of a run, which is resumed there, with its data; leave out" \
-        "HPCFL_OUT, HPCFL_STAGE and HPCFL_SEED, or name a job"
-    fi
-    out=${1%/}
-    runs=("$out")
-    command=("${hpcfl[@]}" resume "$@")
-    ;;
-  job) ;;
-  *) refuse 2 "HPCFL_TASK: found $task, expected job, sweep or run" ;;
-esac
-if [ "$task" = job ]; then
-  out=${HPCFL_OUT:-}
-  if [ -z "$out" ]; then
-    # By what the user said alone: neither a seed nor the disks of the nodes make another.
-    out=$("${hpcfl[@]}" check "$@" --where) || refuse $?
-    out=$out${HPCFL_SEED:+-seeds}
-  fi
-  if [ -n "${HPCFL_SEED:-}" ]; then
-    out=$out/seed$HPCFL_SEED
-    set -- "$@" "seed=$HPCFL_SEED"
-  fi
-  if [ -n "${HPCFL_STAGE:-}" ]; then
-    # Data must stay where the run found them; states may move, to a folder that the site clears.
-    # Behind the user's settings, as one of these may be the whole section.
-    states=store.dir=${SLURM_TMPDIR:-$HPCFL_SCRATCH}
-    for word in "$@"; do
-      case $word in
-        store.dir=* | store=*) states= ;;
-        data.root=*) refuse 2 "$word: staged data are read from the nodes; HPCFL_DATA says from where" \
-          "they are copied" ;;
-      esac
-    done
-    set -- "$@" "data.root=$HPCFL_SCRATCH" ${states:+"$states"}
-  fi
-  runs=("$out")
-  command=("${hpcfl[@]}" run "$@" --out "$out" --continue)
-fi
-
-# The committed checkpoints of this job's runs: other tasks of an array may run other points of the
-# same sweep.  Those of round 0 are no progress.
-committed() {
-  local run
-  for run in "${runs[@]}"; do
-    if [ -d "$run/checkpoints" ]; then
-      # find fails if a checkpoint is pruned meanwhile.
-      find -H "$run/checkpoints" -name manifest.json ! -path '*/00000000/*' || true
-    fi
-  done | sort
-}
-
-# How many starts in a row, this one included, began at the same checkpoints.  All jobs of a chain
-# count as one.
-before=$(committed)
-mark=$(cksum <<<"$before")
-counter=${out%/}.${HPCFL_CHAIN:-$id}.starts
-starts=1
-if [ -r "$counter" ] && [ -n "${HPCFL_CHAIN:-}${SLURM_RESTART_COUNT:-}" ]; then
-  IFS=: read -r counted seen <"$counter" || true # damaged or empty: begin to count again
-  if [ "${seen:-}" = "$mark" ] && [[ ${counted:-} =~ ^[0-9]+$ ]]; then
-    starts=$((counted + 1))
-  fi
-fi
 
 # Copy the files to a disk of every node's own.  One job of a node copies while the others wait; the
 # lock is on the folder, and goes with the process.  A copy that is cut short must not look like one
@@ -319,7 +183,7 @@ held() {
 # On a node that Slurm has given up, ranks of an earlier start may live on, until their watchdog finds
 # that others are gone.  Rank 0 holds the lock of the run directory, every rank its files of states.
 wait_for_earlier() {
-  local lock run left locks=("$out/lock") end=$((SECONDS + patience))
+  local lock run left locks=("$out/lock") end=$((SECONDS + wait_s))
   status=0
   for run in "${runs[@]}"; do
     locks+=("$run/lock" "$run"/stores/*.h5 "$run"/stores/shared/*.h5)
@@ -330,6 +194,7 @@ wait_for_earlier() {
       say "another start of this run is alive: it holds $lock; wait up to $left s for its end"
       follow flock --shared --timeout "$left" -E 99 "$lock" true
       if [ "$status" != 0 ]; then
+        status=1
         return
       fi
     fi
@@ -338,8 +203,14 @@ wait_for_earlier() {
 
 # Start the ranks, and wait for them.
 run_attempt() {
-  local start
-  if [ -n "$sweep" ]; then
+  local start options step
+  read -ra options <<<"${HPCFL_SRUN:-}"
+  # srun does not inherit --cpus-per-task since Slurm 22.05.  Once a rank has left, those that would
+  # wait for it for ever are ended, but not at once: also ranks that leave with one exit code do so a
+  # moment apart, and with --kill-on-bad-exit=1 srun kills the last of them and returns 143.
+  step=(srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=15
+    "${options[@]}")
+  if [ "$kind" = sweep ]; then
     # One task, which starts the runs itself.  srun would take over how the job's GPUs were asked
     # for, which may be more than one node has, or fewer than this one.  Since Slurm 23.11
     # SLURM_TRES_PER_TASK says that, too.
@@ -351,13 +222,13 @@ run_attempt() {
     # The ranks' step gets a number of its own in every start (a requeued job counts from 0 again).
     # MPICH names the memory that ranks of a node share after job and step: they would meet in what
     # those of a start that was killed left in /dev/shm, and fail.
-    for ((start = 0; start < ${SLURM_RESTART_COUNT:-0}; start++)); do
+    for ((start = 0; start < restarts; start++)); do
       # Without GPUs, however they were asked for.  If it fails, the ranks can mostly start even so.
       env -u SLURM_GPUS_PER_NODE \
         srun --nodes=1 --ntasks=1 --mpi=none --overlap --gres=none true || true
     done
   fi
-  follow "${step[@]}" "${command[@]}"
+  follow "${step[@]}" "${hpcfl[@]}" "${words[@]}"
 }
 
 # Warn of a time limit that leaves no time between the start-up and the signal.  Of the lead, only
@@ -378,101 +249,129 @@ warn_of_limit() {
   fi
 }
 
-# Whether there is something to go on with, now or in the next job of a chain: left in again.
-judge() {
-  local moved=
-  [ "$(cksum <<<"$(committed)")" = "$mark" ] || moved=1
-  case $status in
-    0) ;;
-    # The job, the arguments or the files are wrong, or the run diverged: so it would be again.
-    2 | 3) say "exit code $status, not requeued" ;;
-    74) say "exit code 74, not requeued: a disk is full, over its quota, read-only or fails; make" \
-      "room or repair it, then submit again" ;;
-    130) say "exit code 130, interrupted by hand, not requeued" ;;
-    75) again=${again:-stopped with a checkpoint} ;;
-    # A rank was killed, a node was lost, no rank could be started, or the program is wrong.
-    *)
-      if [ -n "$again" ]; then
-        :
-      elif [ -n "$asked" ] && [ "$status" -gt 128 ]; then
-        # While it was still starting, by a signal that it did not know yet.
-        again="stopped by exit code $status"
-      elif [ -n "$moved" ]; then
-        again="exit code $status after new checkpoints"
-      elif [ "$status" -gt 128 ] || [ -n "$before" ]; then
-        again="exit code $status and no checkpoint since the start"
-      else
-        say "exit code $status and no checkpoint since the start, not requeued"
-      fi
-      ;;
-  esac
-  if [ -n "$again" ] && [ -z "$moved" ] && [ "$starts" -ge "$most" ]; then
-    say "$again, not requeued: $starts starts in a row came to no new checkpoint (HPCFL_MAX_STARTS)"
-    if [ -n "$asked" ]; then
-      say "the signal to stop came $asked_s s after the start: raise --time, or shorten the lead" \
-        "(sbatch --signal=B:USR1@SECONDS)"
-    fi
-    again=
-  fi
+# What Slurm says of this job, if it answers; empty otherwise.
+look() {
+  local answer
+  answer=$(squeue -h -j "$id" -O State:20,RestartCnt:20 2>/dev/null) || true
+  read -r state count <<<"$answer" && [ -n "$state" ]
 }
 
-again='' status=0
-if [ "$starts" -gt "$most" ]; then
-  say "start $starts: not begun, $((starts - 1)) starts in a row came to no new checkpoint" \
-    "(HPCFL_MAX_STARTS)"
-  status=1
-elif ! { mkdir -p "$(dirname "$out")" && echo "$starts:$mark" >"$counter"; }; then
-  say "$counter: the number of starts cannot be written"
-  status=74
-else
-  say "start $((${SLURM_RESTART_COUNT:-0} + 1)): ${command[*]}," \
-    "${SLURM_NTASKS:-1} rank(s) on $SLURM_JOB_NODELIST"
+# Whether the job is still this script's.  It is not where Slurm has requeued it, perhaps on other
+# nodes, whatever srun has returned for a node that was lost; nor where it was cancelled.  No answer
+# says nothing.
+is_ours() {
+  if [ "${count:-$restarts}" != "$restarts" ]; then
+    say "requeued already: $reason"
+  elif [ "${state:-RUNNING}" != RUNNING ]; then
+    say "not requeued, the job is $state: $reason"
+  else
+    return 0
+  fi
+  return 1
+}
+
+# Slurm does not requeue a job that ends by itself, even in its grace time.  While its controller is
+# away, for minutes perhaps, it does not end this job either.
+requeue() {
+  local pause error refused=0
+  for pause in 1 2 4 8 15 30 60 60 60 60 60 60 0; do
+    look || true
+    is_ours || return 0
+    if error=$(scontrol requeue "$id" 2>&1); then
+      say "requeued: $reason"
+      return
+    fi
+    if [ "$pause" = 1 ]; then
+      say "Slurm does not requeue it: $error; it is asked again for some minutes"
+    fi
+    # A controller that answers refuses it, unless it is busy.
+    [ -z "$state" ] || ((++refused < 4)) || break
+    sleep "$pause" || true
+  done
+  say "not requeued: $reason; Slurm does not requeue it: $error; once it answers, type" \
+    "scontrol requeue $id, or submit again"
+}
+
+main() {
+  if [ $# = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
+    echo "usage: sbatch [options] slurm/run.sh JOB.yaml [key=value ...]" >&2
+    exit 2
+  fi
+  # HPCFL_ASKED: the script that started this one was asked to stop.
+  asked=${HPCFL_ASKED:+0} caught='' child=''
+  trap stop USR1 TERM
+  if [ -d .venv/bin ]; then
+    PATH=$PWD/.venv/bin:$PATH
+  fi
+  if [ -n "${HPCFL_SITE:-}" ]; then
+    load_site
+  fi
+  read -ra hpcfl <<<"${HPCFL_COMMAND:-hpcfl}"
+  # What glibc keeps free for each thread holds larger free blocks apart: over thousands of rounds a
+  # rank would take up to a third more memory than it needs.
+  if [[ ${GLIBC_TUNABLES:-} != *tcache_count* ]]; then
+    export GLIBC_TUNABLES=${GLIBC_TUNABLES:+$GLIBC_TUNABLES:}glibc.malloc.tcache_count=0
+  fi
+  # Of an array, the id of its last task is that of the whole array: requeued by it, all would be.
+  id=$SLURM_JOB_ID restarts=${SLURM_RESTART_COUNT:-0}
+  [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+
+  local first=() code=0
+  if [ "$restarts" = 0 ] && [ -z "${HPCFL_CHAIN:-}" ]; then
+    first=(--first) # Slurm may have given the number to another job, long ago
+  fi
+  kind='' out='' runs=() words=() counter='' wait_s=''
+  ask begin "${first[@]}" "${HPCFL_CHAIN:-$id}" "$@" || code=$?
+  if [ "$code" != 0 ]; then
+    end_chain
+    exit "$code"
+  fi
+  say "start $((restarts + 1)): ${hpcfl[*]} ${words[*]}, ${SLURM_NTASKS:-1} rank(s) on" \
+    "$SLURM_JOB_NODELIST"
   warn_of_limit
+
+  status=0 again='' reason='' state='' count=''
+  local because=''
   if [ -n "${HPCFL_STAGE:-}" ] && [ -z "$asked" ]; then
     stage
-    if [ -z "$asked" ] && [ "$status" != 0 ] && [ "$status" != 2 ] && [ "$status" != 74 ]; then
-      again="staging failed with exit code $status"
-    fi
+    because="staging failed with exit code $status"
   fi
   if [ "$status" = 0 ] && [ -z "$asked" ]; then
     wait_for_earlier
-    if [ -z "$asked" ] && [ "$status" != 0 ]; then
-      status=1 again="another start of this run is still alive"
-    fi
+    because="another start of this run is still alive"
   fi
   if [ -n "$asked" ]; then
-    status=75 again="stopped before the ranks were started"
+    status=75 because="stopped before the ranks were started"
   elif [ "$status" = 0 ]; then
+    because=''
     run_attempt
   fi
-  judge
-fi
-if [ -n "${HPCFL_CHAIN:-}" ]; then
-  # The next job of the chain goes on, also when this one was cancelled.  Where there is nothing to
-  # go on with, none is to wait for its nodes.
+  reason="exit code $status"
+  if [ "$status" != 0 ]; then
+    # Where hpcfl does not answer, the next start may: `batch begin` bounds their number.
+    ask end ${asked:+--asked "$asked"} --because "$because" "$counter" "$status" ||
+      again=1 reason+=", of which hpcfl batch end can say nothing"
+  fi
+
   if [ -n "$again" ]; then
-    say "$again, left to the next job of the chain"
-  else
-    scancel --quiet --name="$HPCFL_CHAIN" --state=PENDING --user="$(id -un)"
-    rm -f "$counter"
+    if [ -n "${HPCFL_CHAIN:-}" ]; then # the next job goes on, also where this one was cancelled
+      say "left to the next job of the chain: $reason"
+    else
+      requeue
+    fi
+    return "$status"
   fi
-  exit "$status"
-fi
-# A job that was cancelled is no longer RUNNING, and stays cancelled.  One that Slurm has requeued
-# already, perhaps on other nodes, is no longer this script's.  No answer says nothing.
-answer=$(insist squeue -h -j "$id" -O State:20,RestartCnt:20 || true)
-read -r state restarts <<<"$answer" || true
-if [ "${restarts:-${SLURM_RESTART_COUNT:-0}}" != "${SLURM_RESTART_COUNT:-0}" ]; then
-  say "${again:-exit code $status}, but requeued already"
-elif [ -z "$again" ]; then
-  if [ "$state" = RUNNING ]; then # else Slurm may be about to requeue it, and the count goes on
-    rm -f "$counter"
+  insist look || true
+  if is_ours; then
+    [ "$status" = 0 ] || say "not requeued: $reason"
+    end_chain
+    # Where Slurm does not answer, it may be about to requeue the job: then the count goes on.
+    if [ -n "${HPCFL_CHAIN:-}$state" ]; then
+      rm -f "$counter"
+    fi
   fi
-elif [ "${state:-RUNNING}" = RUNNING ]; then
-  # Slurm does not requeue a job that ends by itself, even in its grace time.
-  say "$again, requeued"
-  insist scontrol requeue "$id"
-else
-  say "$again, but cancelled"
-fi
-exit "$status"
+  return "$status"
+}
+
+# On one line, which bash has read as a whole.
+main "$@"; exit

@@ -18,6 +18,27 @@ ROOT = HERE.parents[1]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
+def make_fake(file, *hpcfl):
+    """Make a program hpcfl whose ranks are those of ``fake_hpcfl``.
+
+    Args:
+        file: the program.
+        hpcfl: the words that start hpcfl itself, which decides what is started.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    own, fake = shlex.join(map(str, hpcfl)), shlex.join(["python3", str(HERE / "fake_hpcfl")])
+    text = f'#!/bin/sh\ncase $1 in batch) exec {own} "$@" ;; esac\nexec {fake} "$@"\n'
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+def write_jobs(folder):
+    """A job and a sweep, which no test runs."""
+    (folder / "a").mkdir()
+    (folder / "a/quick.yaml").write_text("rounds: 9\n")
+    (folder / "several.yaml").write_text("job: quickstart\ngrid: {seed: [0, 1, 2]}\n")
+
+
 class Slurm:
     def __init__(self, directory, path, python):
         self.directory, self._python = directory, python
@@ -104,7 +125,14 @@ class Slurm:
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory):
+def python():
+    """Stands for the Python that runs the tests, and starts sooner."""
+    with program() as python:
+        yield python
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory, python):
     path = f"{os.environ['PATH']}:/usr/sbin"  # the daemons are on no user's path
     missing = [c for c in ("slurmctld", "slurmd", "srun") if not shutil.which(c, path=path)]
     if missing:
@@ -117,9 +145,47 @@ def slurm(tmp_path_factory):
         [HERE / "cluster_up.sh", directory, str(free_ports(3)), "2", "32", "4"],
         env=env, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    with program() as python:
-        # hpcfl of the Python that runs the tests, and its mpirun.
-        slurm = Slurm(directory, f"{directory}/bin:{Path(sys.executable).parent}:{path}", python)
-        slurm.make_hpcfl(directory / "bin", "-m", "hpcfl")
-        yield slurm
-        subprocess.run([HERE / "cluster_down.sh", directory], env=env, check=True)
+    # hpcfl of the Python that runs the tests, and its mpirun.
+    slurm = Slurm(directory, f"{directory}/bin:{Path(sys.executable).parent}:{path}", python)
+    slurm.make_hpcfl(directory / "bin", "-m", "hpcfl")
+    yield slurm
+    subprocess.run([HERE / "cluster_down.sh", directory], env=env, check=True)
+
+
+# Notes its options and what newer versions read besides, then starts what follows as one rank.
+SRUN = """echo "${SLURM_TRES_PER_TASK:-}" >>tres
+while [[ $1 == --* ]]; do echo "$1" >>srun; shift; done
+SLURM_PROCID=0 SLURM_NTASKS=1 exec "$@"
+"""
+
+
+@pytest.fixture
+def play(tmp_path, python):
+    """Start run.sh, or another script that starts it, as the batch script of a job.
+
+    Slurm itself is played: ``play.commands`` are its programs, which a test may replace.
+    """
+    write_jobs(tmp_path)
+    folder = tmp_path / "bin"
+    make_fake(folder / "hpcfl", *python.command, "-m", "hpcfl")
+
+    def start(script, *words, plan="0", **env):
+        for name, text in start.commands.items():
+            (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+            (folder / name).chmod(0o755)
+        (tmp_path / "plan").write_text(plan)
+        job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node1"}
+        own = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+        return subprocess.run(
+            [ROOT / "slurm" / script, *words], cwd=tmp_path, env={**own, **job, **env},
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+
+    start.commands = {
+        "srun": SRUN,
+        "scontrol": '[ "$1" = requeue ] && echo "$2" >>requeued',
+        "squeue": 'echo "RUNNING ${SLURM_RESTART_COUNT:-0}"',
+        "scancel": 'echo "$@" >cancelled',
+        "sleep": "exit 0",  # nobody is waited for
+    }
+    return start

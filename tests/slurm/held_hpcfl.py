@@ -1,6 +1,6 @@
-"""hpcfl, but a run's first start goes no further than its checkpoint of round 40 until it is ended.
+"""hpcfl, but a job's first start goes no further than the checkpoint of round 40 until it is ended.
 
-What it computes is the same.
+What it computes is the same.  HPCFL_OUT or HPCFL_TEST_HELD is the run directory.
 """
 
 import os
@@ -11,8 +11,9 @@ from pathlib import Path
 from hpcfl.__main__ import main
 from hpcfl.engine import loop
 
-POINT = Path(os.environ["HPCFL_OUT"], "checkpoints/00000040/manifest.json")
-first = not POINT.exists()
+run = os.environ.get("HPCFL_OUT") or os.environ["HPCFL_TEST_HELD"]
+POINT = Path(run, "checkpoints/00000040/manifest.json")
+first = "SLURM_RESTART_COUNT" not in os.environ
 run_round = loop.run_round
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -72,13 +73,14 @@ def going(slurm, here, request, tmp_path):
 
 
 def said(here, job):
-    return (here / f"hpcfl-{job}.out").read_text()
+    output = here / f"hpcfl-{job}.out"
+    return output.read_text() if output.exists() else ""  # before the job runs
 
 
 def starts(run):
     """(rounds done at its beginning, ranks) of every start."""
     entries = map(json.loads, (run / "history.jsonl").read_text().splitlines())
-    return [(entry["round"], entry["ranks"]) for entry in entries]
+    return [(entry["round"], entry["ranks"]) for entry in entries if "session" in entry]
 
 
 def processes(job, *words):
@@ -122,12 +124,46 @@ def test_cancelled_and_submitted_again_on_another_number_of_nodes(slurm, here, g
     assert outcome(run) == undisturbed
 
 
-def test_a_rank_is_killed(slurm, here, going, undisturbed):
-    job, run = going("--ntasks=2")
-    (victim,) = processes(job, "PMI_RANK=1")
-    os.kill(victim, signal.SIGKILL)
-    requeued_once(slurm, here, job)
-    assert " after new checkpoints" in said(here, job)
+def test_a_run_goes_back_or_is_copied_once(slurm, here, tmp_path):
+    """Where the job that does so is requeued, it goes on from there."""
+    words = ("job.yaml", "rounds=60", "checkpoint.keep=9")
+    slurm.call("hpcfl", "run", *words, "--out", "whole", cwd=here)
+    shutil.copytree(here / "whole", here / "back")
+    slurm.make_hpcfl(tmp_path, str(ROOT / "tests/slurm/held_hpcfl.py"))
+    path = f"{tmp_path}:{slurm.env['PATH']}"
+    jobs = {}
+    for name, words in (
+        ("back", ("back", "--round", "20", "rounds=80")),
+        ("copy", ("whole", "--round", "20", "--out", "copy", "local.lr=0.05")),
+    ):
+        jobs[name] = slurm.sbatch(str(RUN), *words, cwd=here, HPCFL_TEST_HELD=name, PATH=path)
+    for name, job in jobs.items():
+        kept = here / name / "checkpoints"
+        slurm.until(lambda kept=kept: [f.name for f in sorted(kept.glob("*"))][-1:] == ["00000040"]
+                    and (kept / "00000040/manifest.json").exists())  # fmt: skip
+        slurm.call("scancel", "--batch", "--signal=USR1", job)
+    for name, rounds in (("back", 80), ("copy", 60)):
+        requeued_once(slurm, here, jobs[name])
+        assert f"start 2: hpcfl resume {name}, 1 rank(s)" in said(here, jobs[name])
+        *_, first, second = [round for round, _ in starts(here / name)]
+        assert first == 20
+        assert second >= 40
+        assert outcome(here / name).round == rounds
+
+
+def test_two_jobs_of_one_directory_in_one_second(slurm, here, going, undisturbed, tmp_path):
+    """The second has seen no lock before it starts its ranks: it is requeued, and goes on."""
+    first, run = going()
+    real = shutil.which("flock")
+    script = f'[ -n "$SLURM_RESTART_COUNT" ] || exit 0\nexec {real} "$@"\n'
+    (tmp_path / "flock").write_text(f"#!/bin/sh\n{script}")
+    (tmp_path / "flock").chmod(0o755)
+    path = f"{tmp_path}:{slurm.env['PATH']}"
+    second = slurm.sbatch(str(RUN), "job.yaml", cwd=here, HPCFL_OUT=str(run), PATH=path)
+    slurm.until(lambda: " requeued: exit code 75" in said(here, second))
+    assert "a run is alive in this directory" in said(here, second)
+    slurm.call("scancel", first)
+    requeued_once(slurm, here, second)
     assert outcome(run) == undisturbed
 
 
@@ -156,7 +192,7 @@ def test_a_node_is_lost_but_the_ranks_there_live_on(slurm, here, going, undistur
         for rank in ranks:  # as their watchdog does
             os.kill(rank, signal.SIGKILL)
         requeued_once(slurm, here, job)
-        slurm.until(lambda: "but requeued already" in said(here, job))
+        slurm.until(lambda: " requeued already: " in said(here, job))
     finally:
         os.kill(daemon, signal.SIGCONT)
         slurm.use_again(node)
@@ -178,7 +214,7 @@ def test_the_disk_is_full(slurm, here, ranks):
     assert (ended["ExitCode"], ended["Restarts"]) == ("74:0", "0"), said(here, job)
     told = [rank for rank in range(3) if f"[rank {rank} of 3] DiskError: " in said(here, job)]
     assert told == ranks
-    assert "exit code 74, not requeued: a disk is full" in said(here, job)
+    assert "not requeued: exit code 74: a disk is full" in said(here, job)
 
 
 def test_an_array_of_seeds(slurm, here):

@@ -1,43 +1,10 @@
 """A site file is sourced by slurm/run.sh before anything else; Slurm itself is played."""
 
 import os
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-SLURM = HERE.parents[1] / "slurm"
-# Notes its options and what newer versions read besides, then starts what follows as one rank.
-SRUN = """echo "${SLURM_TRES_PER_TASK:-}" >>tres
-while [[ $1 == --* ]]; do echo "$1" >>srun; shift; done
-SLURM_PROCID=0 SLURM_NTASKS=1 exec "$@"
-"""
-
-
-@pytest.fixture
-def play(tmp_path):
-    """Start run.sh, or another script that starts it, as the batch script of a job."""
-
-    def start(script, *words, **env):
-        commands = {"srun": SRUN, "scontrol": "exit 1", "squeue": "echo RUNNING 0"}
-        commands["scancel"] = 'echo "$@" >cancelled'
-        folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        for name, text in commands.items():
-            (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-            (folder / name).chmod(0o755)
-        shutil.copy(HERE / "fake_hpcfl", folder / "hpcfl")
-        (tmp_path / "plan").write_text("0")
-        job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node1"}
-        own = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-        return subprocess.run(
-            [SLURM / script, *words], cwd=tmp_path, env={**own, **job, **env},
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-
-    return start
+from tests.slurm.conftest import ROOT
 
 
 def test_a_site_sets_command_options_and_variables(play, tmp_path):
@@ -50,14 +17,13 @@ def test_a_site_sets_command_options_and_variables(play, tmp_path):
         'export HPCFL_SRUN="--cpu-bind=cores --gpu-bind=closest" HPCFL_MPI=pmix\n'
         'export HPCFL_COMMAND="./wrapped hpcfl" NCCL_IB_HCA=mlx5\n'
     )
-    done = play("run.sh", "a.yaml", "seed=3", HPCFL_SITE="site.sh")
+    done = play("run.sh", "a/quick.yaml", "seed=3", HPCFL_SITE="site.sh")
     assert done.returncode == 0, done.stderr
-    started = "run a.yaml seed=3 --out runs/quick --continue"
+    started = "run a/quick.yaml seed=3 --out runs/quick-seed3 --continue"
     assert (tmp_path / "starts").read_text() == f"0/1 {started}\n"
     log = (tmp_path / "wrapped.log").read_text().splitlines()
     assert log == [
-        "mlx5 hpcfl check a.yaml --kind",
-        "mlx5 hpcfl check a.yaml seed=3 --where",
+        "mlx5 hpcfl batch begin --first 7 a/quick.yaml seed=3",
         f"mlx5 hpcfl {started}",
     ]
     options = (tmp_path / "srun").read_text().split()
@@ -65,7 +31,7 @@ def test_a_site_sets_command_options_and_variables(play, tmp_path):
 
 
 def test_without_a_site_nothing_is_added(play, tmp_path):
-    assert play("run.sh", "a.yaml").returncode == 0
+    assert play("run.sh", "a/quick.yaml").returncode == 0
     options = (tmp_path / "srun").read_text().split()
     assert options == ["--cpus-per-task=1", "--kill-on-bad-exit=0", "--wait=15", "--mpi=pmi2"]
 
@@ -73,7 +39,7 @@ def test_without_a_site_nothing_is_added(play, tmp_path):
 @pytest.mark.parametrize("site", ["missing.sh", "folder", "sites/none.sh"])
 def test_a_site_that_is_missing_is_told_in_one_line(play, tmp_path, site):
     (tmp_path / "folder").mkdir()
-    done = play("run.sh", "a.yaml", HPCFL_SITE=site)
+    done = play("run.sh", "a/quick.yaml", HPCFL_SITE=site)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"run.sh: HPCFL_SITE: {site} is missing or cannot be read from ")
@@ -82,7 +48,7 @@ def test_a_site_that_is_missing_is_told_in_one_line(play, tmp_path, site):
 
 def test_a_site_that_fails_ends_the_job(play, tmp_path):
     (tmp_path / "site.sh").write_text("module_of_this_site || return\necho not here\n")
-    done = play("run.sh", "a.yaml", HPCFL_SITE="./site.sh")
+    done = play("run.sh", "a/quick.yaml", HPCFL_SITE="./site.sh")
     assert done.returncode == 2
     assert "not here" not in done.stdout
     assert done.stderr.splitlines()[-1] == (
@@ -91,16 +57,9 @@ def test_a_site_that_fails_ends_the_job(play, tmp_path):
 
 
 def test_the_example_works_as_it_is(play, tmp_path):
-    done = play("run.sh", "a.yaml", HPCFL_SITE=str(SLURM / "sites/example.sh"))
+    done = play("run.sh", "a/quick.yaml", HPCFL_SITE=str(ROOT / "slurm/sites/example.sh"))
     assert done.returncode == 0, done.stderr
     assert "--cpu-bind=cores" in (tmp_path / "srun").read_text().split()
-
-
-def test_a_seed_of_an_array_has_a_folder_of_its_own(play, tmp_path):
-    assert play("run.sh", "a.yaml", "mu=1", HPCFL_SEED="5").returncode == 0
-    assert (tmp_path / "starts").read_text() == (
-        "0/1 run a.yaml mu=1 seed=5 --out runs/quick-seeds/seed5 --continue\n"
-    )
 
 
 def test_staged_data_do_not_change_the_name_of_the_run(play, tmp_path):
@@ -108,12 +67,13 @@ def test_staged_data_do_not_change_the_name_of_the_run(play, tmp_path):
     (tmp_path / "data/x.h5").write_text("images")
     scratch = tmp_path / "scratch"
     done = play(
-        "staged.sh", "x.h5", "a.yaml", "seed=3", HPCFL_SCRATCH=str(scratch), SLURM_NODEID="0",
+        "staged.sh", "x.h5", "a/quick.yaml", "seed=3", HPCFL_SCRATCH=str(scratch), SLURM_NODEID="0",
         SLURMD_NODENAME="node1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    words = f"a.yaml seed=3 data.root={scratch} store.dir={scratch}"
-    assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
+    words = f"a/quick.yaml seed=3 data.root={scratch} store.dir={scratch}"
+    started = f"0/1 run {words} --out runs/quick-seed3 --continue"
+    assert started in (tmp_path / "starts").read_text()
     assert (scratch / "x.h5").read_text() == "images"
 
 
@@ -126,7 +86,7 @@ def test_data_that_were_prepared_again_are_copied_again(play, tmp_path):
         data.write_text(content)
         os.utime(data, (written, written))
         done = play(
-            "staged.sh", "x.h5", "a.yaml", HPCFL_SCRATCH=str(copy.parent), SLURM_NODEID="0",
+            "staged.sh", "x.h5", "a/quick.yaml", HPCFL_SCRATCH=str(copy.parent), SLURM_NODEID="0",
             SLURMD_NODENAME="node1",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -144,8 +104,8 @@ def test_steps_without_gpus_are_not_asked_for_some(play, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x.h5").write_text("images")
     done = play(
-        "staged.sh", "x.h5", "a.yaml", HPCFL_SCRATCH=str(tmp_path / "scratch"), SLURM_NODEID="0",
-        SLURMD_NODENAME="node1", SLURM_TRES_PER_TASK=TRES,
+        "staged.sh", "x.h5", "a/quick.yaml", HPCFL_SCRATCH=str(tmp_path / "scratch"),
+        SLURM_NODEID="0", SLURMD_NODENAME="node1", SLURM_TRES_PER_TASK=TRES,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "tres").read_text() == f"\n{TRES}\n"
@@ -161,41 +121,9 @@ def test_the_one_task_of_a_sweep_has_all_gpus_of_the_node(play, tmp_path):
     assert (tmp_path / "tres").read_text() == "\n"
 
 
-def test_a_sweep_takes_no_staged_data(play, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/x.h5").write_text("images")
-    scratch = str(tmp_path / "scratch")
-    done = play("staged.sh", "x.h5", "a.yaml", HPCFL_TASK="sweep", HPCFL_SCRATCH=scratch)
+def test_a_chain_is_cancelled_where_an_argument_is_refused(play, tmp_path):
+    done = play("run.sh", "a/quick.yaml", "rounds", HPCFL_CHAIN="links")
     assert done.returncode == 2
-    assert done.stderr.startswith("run.sh: a.yaml is a sweep; HPCFL_STAGE and HPCFL_SEED are for ")
-    assert not (tmp_path / "starts").exists()
-
-
-@pytest.mark.parametrize("env", [{}, {"HPCFL_SEED": "3"}])
-def test_a_chain_is_cancelled_where_an_argument_is_refused(play, tmp_path, env):
-    done = play("run.sh", "a.yaml", "rounds", HPCFL_CHAIN="links", **env)
-    assert done.returncode == 1  # as the command's
     assert "expected key.path=value" in done.stderr
     assert "--name=links" in (tmp_path / "cancelled").read_text()
-    assert not (tmp_path / "starts").exists()
-
-
-@pytest.mark.parametrize("states", ["store.dir=/states", "store={dir: /states}"])
-def test_the_users_settings_stand_before_those_of_staging(play, tmp_path, states):
-    """They may be whole sections; and a folder for the states that is named is kept."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/x.h5").write_text("images")
-    done = play(
-        "staged.sh", "x.h5", "a.yaml", "data={kind: own}", states,
-        HPCFL_SCRATCH=str(tmp_path / "scratch"), SLURM_NODEID="0", SLURMD_NODENAME="node1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    words = f"a.yaml data={{kind: own}} {states} data.root={tmp_path}/scratch"
-    assert f"0/1 run {words} --out runs/quick --continue" in (tmp_path / "starts").read_text()
-
-
-def test_a_folder_of_data_that_staging_would_replace_is_refused(play, tmp_path):
-    done = play("staged.sh", "x.h5", "a.yaml", "data.root=/mine", HPCFL_SCRATCH=str(tmp_path))
-    assert done.returncode == 2
-    assert "data.root=/mine: staged data are read from the nodes" in done.stderr
     assert not (tmp_path / "starts").exists()
