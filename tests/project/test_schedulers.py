@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,12 @@ SCRIPTS = {
     if language == "bash"
 }
 # Behaves as the line of ./plan for this start: "[signal] CODE [ROUND]", as tests/slurm/fake_hpcfl.
-HPCFL = """if [ "${*: -1}" = --where ]; then echo runs/quick; exit; fi
-caught=
+# hpcfl itself says what a start runs, and whether another follows.
+HPCFL = (
+    f"""[ "$1" != batch ] || exec {sys.executable} -m hpcfl "$@"
+words=" $*" out=${{words##* --out }} out=${{out% --continue}}
+"""
+    """caught=
 trap 'caught=USR1' USR1
 trap 'caught=TERM' TERM
 echo "$*" >>starts
@@ -32,11 +37,12 @@ if [ "${words[0]}" = signal ]; then
   words=("${words[@]:1}")
 fi
 if [ -n "${words[1]:-}" ]; then
-  mkdir -p "runs/quick/checkpoints/0000000${words[1]}"
-  echo "$caught" >"runs/quick/checkpoints/0000000${words[1]}/manifest.json"
+  mkdir -p "$out/checkpoints/0000000${words[1]}"
+  echo "$caught" >"$out/checkpoints/0000000${words[1]}/manifest.json"
 fi
 exit "${words[0]}"
 """
+)
 # Start the ranks' command, which follows the number of ranks, or Flux's options, as one rank.
 LAUNCH = """while [[ $1 != hpcfl ]]; do shift; done
 exec "$@"
@@ -67,6 +73,7 @@ def here(tmp_path):
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
     for name, text in SCRIPTS.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "a.yaml").write_text("rounds: 9\n")
     for path in (*(tmp_path / "bin").iterdir(), tmp_path / "once.sh"):
         path.chmod(0o755)
     return tmp_path
@@ -115,9 +122,10 @@ def test_a_run_is_started_again_as_long_as_it_gets_on(here, script):
     """Stopped, then killed after a checkpoint, then finished."""
     codes, said = play(here, script, "75 7", "1 9", "0")
     assert codes == [75, 75, 0]
-    assert "exit code 0, not started again" in said
+    assert "once.sh: not started again: exit code 0: finished" in said
     starts = (here / "starts").read_text().splitlines()
-    run = "run jobs/quickstart.yaml rounds=1500 --out runs/quick --continue"
+    out = "runs/quickstart-rounds1500"
+    run = f"run jobs/quickstart.yaml rounds=1500 --out {out} --continue"
     assert starts == [run] * 3
     assert not list(here.rglob("*.starts"))
 
@@ -134,7 +142,7 @@ def test_starts_without_a_checkpoint_are_bounded(here, script):
 def test_a_run_that_is_broken_is_not_started_again(here, code):
     codes, said = play(here, "run.pbs", code)
     assert codes == [int(code)]
-    assert f"exit code {code}, not started again" in said
+    assert f"once.sh: not started again: exit code {code}" in said
 
 
 def test_the_bound_may_be_set_and_progress_resets_it(here):
@@ -154,12 +162,12 @@ def once(here, *words, **env):
 @pytest.mark.parametrize("name", ["lock", "stores/a-r0001-s0000.h5", "stores/shared/a.h5"])
 def test_a_start_waits_for_the_ranks_of_an_earlier_one(here, name):
     (here / "plan").write_text("0")
-    held = here / "runs/quick" / name
+    held = here / "runs/a" / name
     held.parent.mkdir(parents=True)
     with held.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         job = once(here, "1000", "x")
-        assert f"it holds runs/quick/{name}; wait up to 900 s" in job.stdout.readline()
+        assert f"it holds runs/a/{name}; wait up to 900 s" in job.stdout.readline()
         assert not (here / "starts").exists()
     said, _ = job.communicate(timeout=60)
     assert job.returncode == 0, said
@@ -169,22 +177,22 @@ def test_a_start_waits_for_the_ranks_of_an_earlier_one(here, name):
 def test_the_wait_is_bounded(here):
     """hpcfl itself refuses what is still held."""
     (here / "plan").write_text("2")
-    (here / "runs/quick").mkdir(parents=True)
-    with (here / "runs/quick/lock").open("w") as file:
+    (here / "runs/a").mkdir(parents=True)
+    with (here / "runs/a/lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         job = once(here, "1000", "x", HPCFL_WAIT_S="1")
         said, _ = job.communicate(timeout=60)
     assert job.returncode == 2, said
-    assert "it holds runs/quick/lock; wait up to 1 s" in said
+    assert "it holds runs/a/lock; wait up to 1 s" in said
     assert (here / "starts").exists()
 
 
 def test_the_ranks_are_told_before_the_limit(here):
     (here / "plan").write_text("signal 75 7")
-    job = once(here, "0.1", "x")
+    job = once(here, "1", "x")
     said, _ = job.communicate(timeout=60)
     assert job.returncode == 75, said
-    assert "to be started again" in said
+    assert "once.sh: to be started again: exit code 75" in said
 
 
 def test_a_job_that_is_cancelled_is_not_started_again(here):
@@ -198,7 +206,7 @@ def test_a_job_that_is_cancelled_is_not_started_again(here):
         os.kill(each, 15)
     said, _ = job.communicate(timeout=60)
     assert job.returncode == 1
-    assert "exit code 75, cancelled, not started again" in said
+    assert "once.sh: not started again: exit code 75, cancelled" in said
 
 
 def test_a_site_is_sourced(here):
