@@ -300,6 +300,8 @@ def test_fedavgm_comes_late():
     assert ahead == set(range(30, 161, 10)) - {90}
     below = mean_of_tens(late, 250) - mean_of_tens(more, 250)
     assert "is ahead of 0.9 from round 100 to 160" in text
+    larger = mean_of_tens(accuracies("shakespeare/fedavgm-server-lr-0.5"), 250)
+    assert f"ends {larger - mean_of_tens(plain, 250):.1f} points above FedAvg" in text
     assert f"ends {below:.1f} points below" in text
 
 
