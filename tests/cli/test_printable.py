@@ -42,7 +42,6 @@ def run(job, tmp_path, hpcfl):
     [
         "status DIR",
         "status DIR/..",
-        "watch DIR",
         "report DIR",
         "report DIR --layout paper",
         "report DIR --format csv",
