@@ -1,6 +1,6 @@
 """Keep the best evaluated model, which every checkpoint holds in its file best.safetensors.
 
-It is the best as of the checkpoint's round, and a resume goes on with it: a better one of a later
+It is the best up to the checkpoint's round, and a resume continues with it: a better one of a later
 round must not count before the resumed run finds it again.  The file holds the model, its round,
 its score and a checksum of them.
 """

@@ -9,7 +9,7 @@ from hpcfl.comm.launcher import Launch, detect
 from hpcfl.comm.load_mpi import load_mpi
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
-from hpcfl.packages import refuse_shadow
+from hpcfl.io.packages import refuse_shadow
 
 Backend = Literal["auto", "mpi", "gloo", "nccl"]
 

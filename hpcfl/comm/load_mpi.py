@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from hpcfl.errors import JobError
-from hpcfl.packages import refuse_shadow
+from hpcfl.io.packages import refuse_shadow
 
 
 def load_mpi(where: str, otherwise: str) -> ModuleType:

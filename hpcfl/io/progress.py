@@ -18,7 +18,7 @@ from rich.progress import track as rich_track
 from rich.table import Column
 
 from hpcfl.errors import one_line
-from hpcfl.packages import installed
+from hpcfl.io.packages import installed
 from hpcfl.types import Record
 
 T = TypeVar("T")

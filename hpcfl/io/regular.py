@@ -153,7 +153,7 @@ def refuse_larger_than_memory(path: Path, size: int) -> None:
         raise OSError(EINVAL, reason, str(path))
 
 
-def check_regular(path: Path, *, follow: bool = True) -> None:
+def check_regular(path: Path) -> None:
     """Refuse a path that leads to something that is not a regular file.
 
     For libraries that open a file by its name.
@@ -161,7 +161,7 @@ def check_regular(path: Path, *, follow: bool = True) -> None:
     Raises:
         OSError: see ``open_fd``.
     """
-    _require_regular(path, path.stat() if follow else path.lstat())
+    _require_regular(path, path.stat())
 
 
 def _require_regular(path: Path, found: os.stat_result) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
 from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined, described
 from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.io.packages import installed, refuse_shadow
 from hpcfl.job.registry import check_names, import_dotted, shown, suggestion
-from hpcfl.packages import installed, refuse_shadow
 from hpcfl.seeds import key
 from hpcfl.user_code.names import short_name
 

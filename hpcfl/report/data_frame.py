@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfl.errors import JobError
-from hpcfl.packages import refuse_shadow
+from hpcfl.io.packages import refuse_shadow
 from hpcfl.report.collect import collect_runs
 from hpcfl.report.columns import ABOUT, COSTS, score_columns
 from hpcfl.report.groups import ComparedRuns

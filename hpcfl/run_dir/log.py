@@ -109,12 +109,8 @@ def truncate_log(path: Path, extent: LogPosition) -> None:
         StoreError: rounds are missing or damaged, or the disk fails.
     """
     kept = require_log_prefix(path, extent)
-    try:
-        found = path.stat()
-    except FileNotFoundError:  # before the first round
-        return
-    # A new file where there are other hard links to this one: the log of another run, or a backup.
-    if found.st_size > extent.length or found.st_nlink > 1:
+    # Not cut in place: other hard links may lead to the file, of a copy of the run or a backup.
+    if path.exists() and path.stat().st_size > extent.length:
         write_file(path, kept, advice=STANDS)
 
 

@@ -72,7 +72,7 @@ def test_a_start_writes_all_rounds_of_the_log(job, hpcfl, tmp_path):
 
 
 def test_without_the_package(job, refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfl.io.packages.find_spec", lambda name: None)
     line = refused("run", job, SHOWN, "--out", tmp_path / "run")
     assert "callbacks.0: found tensorboard, but no package tensorboard; say `pip inst" in line
     assert not (tmp_path / "run").exists()

@@ -260,7 +260,7 @@ def test_a_damaged_file_begins_another_run(job, hpcfl, run, install, content):
 
 
 def test_without_the_package(job, refused, run, monkeypatch):
-    monkeypatch.setattr("hpcfl.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfl.io.packages.find_spec", lambda name: None)
     line = refused("run", job, "callbacks=[mlflow]", "--out", run)
     assert "callbacks.0: found mlflow, but no package mlflow; say `pip install mlflow-" in line
     assert not run.exists()

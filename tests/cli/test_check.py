@@ -552,7 +552,7 @@ def test_the_list_has_no_markup_and_no_endless_number():
 
 
 def test_a_tracker_that_is_not_installed(refused, job, monkeypatch):
-    monkeypatch.setattr("hpcfl.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfl.io.packages.find_spec", lambda name: None)
     line = refused("check", job, "callbacks=[wandb]")
     assert line == (
         "JobError: command line: callbacks.0: found wandb, but no package wandb; say `pip install "

@@ -45,7 +45,7 @@ ALLOWED = {
     "io/regular.py": "it is the place",
     "job/packaged.py": OWN,
     "models/weights.py": "_read checks it before it calls what loads it",
-    "packages.py": "the metadata of an installed distribution",
+    "io/packages.py": "the metadata of an installed distribution",
     "report/published/__init__.py": OWN,
     "runner/environment.py": KERNEL,
     "runner/rank_layout.py": KERNEL,

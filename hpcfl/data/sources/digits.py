@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
-from hpcfl.packages import refuse_shadow
+from hpcfl.io.packages import refuse_shadow
 from hpcfl.types import Examples
 
 _EXAMPLES = 1797

@@ -20,8 +20,8 @@ from hpcfl.data.partition import ExampleRows
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
+from hpcfl.io.packages import refuse_shadow
 from hpcfl.io.regular import check_regular
-from hpcfl.packages import refuse_shadow
 from hpcfl.types import Count, Examples, PathText
 
 _ROWS = 1000  # decoded at a time

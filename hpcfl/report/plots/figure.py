@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import check_output, write_output
-from hpcfl.packages import refuse_shadow
+from hpcfl.io.packages import refuse_shadow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

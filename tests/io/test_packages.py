@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.packages import installed, refuse_shadow
+from hpcfl.io.packages import installed, refuse_shadow
 from hpcfl.report.data_frame import read_log
 from hpcfl.report.plots.figure import check_text, new_figure
 
