@@ -21,7 +21,7 @@ from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.cgroups import usable_cores
 from hpcfl.io.progress import track
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
-from hpcfl.runner.environment import versions
+from hpcfl.setup.environment import versions
 
 WIDTH = 100  # columns of a table
 

@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from common import Measurement, Result, column, main, parser, take_turns
 from hpcfl.errors import JobError
 from hpcfl.job.schema import LoadedJob, load
-from hpcfl.runner.choose_executor import step_timer, with_executor
-from hpcfl.runner.components import Components, build_components
-from hpcfl.runner.device import device_of
+from hpcfl.setup.choose_executor import step_timer, with_executor
+from hpcfl.setup.components import Components, build_components
+from hpcfl.setup.device import device_of
 from round import built_in_jobs
 
 SIZES = (10, 32)  # clients in a block

@@ -34,7 +34,7 @@ from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES
 from hpcfl.plan.timed_rounds import Clock, TimedRounds, build_timed_run
-from hpcfl.runner.components import Components
+from hpcfl.setup.components import Components
 from hpcfl.types import Batch, Vector
 
 SOFTMAX = """

@@ -108,8 +108,8 @@ def run(
     """
     from hpcfl.job.user_code import require_callbacks
     from hpcfl.job.yaml_file import OVERRIDES
-    from hpcfl.runner.objects import load_job
     from hpcfl.runner.start import start
+    from hpcfl.setup.objects import load_job
 
     require_callbacks("hpcfl.run(callbacks=...)", callbacks)
     out = Path(out) if out else None
@@ -184,7 +184,7 @@ def check(
         JobError: something is wrong with the job, its files or an object.
     """
     from hpcfl.cli.check import check_job
-    from hpcfl.runner.objects import loaded_for_trial
+    from hpcfl.setup.objects import loaded_for_trial
 
     with loaded_for_trial(job, overrides, model, data) as loaded:
         return check_job(loaded, data=load)
@@ -220,7 +220,7 @@ def plan_job(
     """
     from hpcfl.plan.data import make_sizes
     from hpcfl.plan.show import make_plan
-    from hpcfl.runner.objects import loaded_for_trial
+    from hpcfl.setup.objects import loaded_for_trial
 
     with loaded_for_trial(job, overrides, model, data) as loaded:
         found = None if sizes is None else make_sizes(sizes, "sizes")
@@ -247,7 +247,7 @@ def load_model(
         JobError: the directory holds no run or not that round, or keeps no best model.
         StoreError: the checkpoint is damaged.
     """
-    from hpcfl.runner.export import load_model
+    from hpcfl.exports.checkpoint import load_model
 
     return load_model(Path(directory), round=round, best=best)
 
@@ -314,7 +314,7 @@ def export(
         JobError: the directory holds no run or not that round, or a file cannot be written.
         StoreError: the checkpoint or a store is damaged.
     """
-    from hpcfl.runner.export import export
+    from hpcfl.exports.checkpoint import export
 
     npz, tensors = (Path(path) if path else None for path in (output, state_dict))
     return export(

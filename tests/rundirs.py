@@ -10,7 +10,7 @@ from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import add_checksum
 from hpcfl.run_dir.manifest import committed, committed_folders
 from hpcfl.run_dir.sweep_log import log_line
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
 

@@ -11,6 +11,7 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
+from hpcfl.checks.preflight import try_algorithm, try_classes
 from hpcfl.cli.listing import multiples
 from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, digest, fingerprints, shown
@@ -26,12 +27,11 @@ from hpcfl.models.base import TORCHVISION
 from hpcfl.models.flat_vector import frozen_note
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import FigureSize, check_plot
-from hpcfl.runner.choose_executor import check_block_executor
-from hpcfl.runner.components import Components, build_components
-from hpcfl.runner.device import bfloat16_warning, device_type
-from hpcfl.runner.initial_model import fetch_model
-from hpcfl.runner.load_data import fetch_data, load_data
-from hpcfl.runner.preflight import try_algorithm, try_classes
+from hpcfl.setup.choose_executor import check_block_executor
+from hpcfl.setup.components import Components, build_components
+from hpcfl.setup.device import bfloat16_warning, device_type
+from hpcfl.setup.initial_model import fetch_model
+from hpcfl.setup.load_data import fetch_data, load_data
 from hpcfl.types import IntArray, Section
 from hpcfl.user_code.names import short_name
 

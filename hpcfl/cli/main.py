@@ -181,8 +181,8 @@ def _run(options: argparse.Namespace) -> None:
     out = options.out or run_directory(options.job, options.overrides)
     if options.continued:
         signals.set_resumable(out)
-    from hpcfl.runner.objects import load_job
     from hpcfl.runner.start import start
+    from hpcfl.setup.objects import load_job
 
     loaded, kept_files = load_job(options.job, options.overrides, out=out)
     start(loaded, out, continued=options.continued, kept_files=kept_files)
@@ -322,7 +322,7 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     if options.record:
-        from hpcfl.run_dir.export_record import export_record
+        from hpcfl.exports.record import export_record
 
         if options.output or options.state_dict or options.clients or options.best:
             raise JobError("export: --record writes no model; export that by another command")
@@ -330,7 +330,7 @@ def _export(options: argparse.Namespace) -> None:
             raise JobError("export: --record copies the whole log; leave out --round")
         paths = export_record(options.dir, options.record)
     else:
-        from hpcfl.runner.export import export
+        from hpcfl.exports.checkpoint import export
 
         with warnings.catch_warnings(record=True) as caught:
             paths = export(
@@ -431,8 +431,8 @@ def _data_show(options: argparse.Namespace) -> None:
 
 
 def _data_export_split(options: argparse.Namespace) -> None:
+    from hpcfl.exports.split import export_split
     from hpcfl.job.schema import load
-    from hpcfl.runner.export_split import export_split
 
     _say(export_split(load(options.job, options.overrides), options.output))
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hpcfl import seeds
-from hpcfl.engine.global_generators import seeded
-from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import DiskError, HookError, as_disk_error, described, traceback_hint
 from hpcfl.models.flat_vector import load
 from hpcfl.types import Record, Vector
+from hpcfl.user_code.generators import seeded
+from hpcfl.user_code.process_settings import settings_restored
 
 
 class RunStart(NamedTuple):

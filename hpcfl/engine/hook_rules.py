@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
-from hpcfl.engine.global_generators import generators
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import local_step
 from hpcfl.store.schema import STORED
 from hpcfl.types import Vector
+from hpcfl.user_code.generators import generators
 
 SMALL = 1000  # parameters of the model that stands in where there is no data
 KNOWN_TO_SERVER = ("server", "cohort")

@@ -1,7 +1,7 @@
 """Count the full gradients of a job."""
 
 from hpcfl.engine.hook_rules import KNOWN_TO_SERVER
-from hpcfl.runner.components import Components
+from hpcfl.setup.components import Components
 
 
 def diagnosed_rounds(components: Components) -> int:

@@ -32,8 +32,8 @@ from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.time import work
 from hpcfl.plan.timed_rounds import TimedRounds, TimedRun, build_timed_run
 from hpcfl.run_dir.log import LogReader
-from hpcfl.runner.device import device_of, gpu_rank
-from hpcfl.runner.environment import versions
+from hpcfl.setup.device import device_of, gpu_rank
+from hpcfl.setup.environment import versions
 
 ROUNDS, SECONDS = 5, 5.0  # rounds are run until both are reached
 TURNS = 9

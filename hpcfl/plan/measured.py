@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hpcfl.io.memory import number, return_freed_memory
 from hpcfl.models.flat_vector import ParameterLayout
-from hpcfl.runner.components import Components
+from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 
 STATUS = Path("/proc/self/status")

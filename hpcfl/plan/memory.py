@@ -11,8 +11,8 @@ from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
 from hpcfl.plan.full_gradients import diagnosed_rounds, full_gradient_means, full_gradients
 from hpcfl.plan.measured import Activations, Process
-from hpcfl.runner.client_store import GIB
-from hpcfl.runner.components import Components
+from hpcfl.setup.client_store import GIB
+from hpcfl.setup.components import Components
 from hpcfl.store.footprint import ALIGNMENT, STATE_OVERHEAD
 
 TRAINING = 6  # vectors: y, d, a gradient and its parts, results of hooks

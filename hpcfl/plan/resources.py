@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hpcfl.checks.disk_budget import DiskBudget, disk_budget, state_bytes, store_bytes
+from hpcfl.checks.schedule_usage import ScheduleUsage, most_trained, simulate_schedule
 from hpcfl.engine.dry_round import Traffic, nbytes, traffic
 from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
 from hpcfl.plan.measured import Activations, Process
 from hpcfl.plan.memory import Holding, Memory, memory
-from hpcfl.runner.components import Components
-from hpcfl.runner.disk_budget import DiskBudget, disk_budget, state_bytes, store_bytes
-from hpcfl.runner.schedule_usage import ScheduleUsage, most_trained, simulate_schedule
+from hpcfl.setup.components import Components
 
 
 class RankShare(NamedTuple):

@@ -25,8 +25,8 @@ from hpcfl.plan.memory import data_bytes
 from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.submission import LONGEST_H, submission
 from hpcfl.plan.time import Prediction, predict, work
-from hpcfl.runner.components import build_components
-from hpcfl.runner.device import device_type
+from hpcfl.setup.components import build_components
+from hpcfl.setup.device import device_type
 from hpcfl.user_code.names import short_name
 
 WIDTH = 100  # columns

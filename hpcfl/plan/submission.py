@@ -7,7 +7,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from hpcfl.plan.resources import Plan
-from hpcfl.runner.components import Components
+from hpcfl.setup.components import Components
 
 GPUS_PER_NODE, CORES_PER_NODE = 4, 32  # where the user does not say how many ranks a node has
 ROOM = 1.25  # of memory, over the plan's

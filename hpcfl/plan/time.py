@@ -40,7 +40,7 @@ from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.errors import JobError
 from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.full_gradients import full_gradient_means, full_gradient_rounds, full_gradients
-from hpcfl.runner.components import Components
+from hpcfl.setup.components import Components
 from hpcfl.types import IntArray
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn

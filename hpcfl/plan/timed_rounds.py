@@ -21,8 +21,8 @@ from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState, Run
 from hpcfl.job.schema import LoadedJob
 from hpcfl.run_dir.log import RunLog
-from hpcfl.runner.components import Components, build_components, build_run
-from hpcfl.runner.device import device_of, gpu_rank
+from hpcfl.setup.components import Components, build_components, build_run
+from hpcfl.setup.device import device_of, gpu_rank
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
 

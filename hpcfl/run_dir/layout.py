@@ -12,7 +12,7 @@ initial.npy     the initial model as a flat vector; every checkpoint's manifest 
 branches.json   of a branch: its parents, rounds and changed settings (hpcfl.run_dir.branches);
                 every manifest has its checksum, too
 buffers.safetensors  the model's buffers, if it has any (hpcfl.checkpoint.buffers)
-kept/           the examples, models and classes that hpcfl.run was given (hpcfl.runner.objects)
+kept/           the examples, models and classes that hpcfl.run was given (hpcfl.setup.objects)
 checkpoints/    hpcfl.run_dir.manifest and hpcfl.checkpoint.format; the best model is in them
 stores/         segments of client states (hpcfl.store)
 ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.comm.heartbeat)

@@ -1,1 +1,1 @@
-"""Start or resume a run on a rank, and build the objects that it needs."""
+"""Start or resume a run, and run its rounds: one ``RankSession`` on every rank."""

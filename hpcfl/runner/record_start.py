@@ -16,10 +16,10 @@ from hpcfl.job.settings import flatten, written
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
-from hpcfl.runner.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
-from hpcfl.runner.rank_layout import Ranks
 from hpcfl.runner.session import RankSession
-from hpcfl.runner.user_code_digests import code_digests, edited
+from hpcfl.setup.code_digests import code_digests, edited
+from hpcfl.setup.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
+from hpcfl.setup.rank_layout import Ranks
 from hpcfl.user_code.names import digest_of
 
 

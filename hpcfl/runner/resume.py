@@ -33,11 +33,11 @@ from hpcfl.run_dir.manifest import (
     prune,
     rounds,
 )
-from hpcfl.runner.components import Components
 from hpcfl.runner.copy_run import NewJob, copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
-from hpcfl.runner.user_code_digests import edited_since, model_digests, other_shape
+from hpcfl.setup.code_digests import edited_since, model_digests, other_shape
+from hpcfl.setup.components import Components
 from hpcfl.store.row_table import Table
 
 

@@ -19,6 +19,8 @@ from torch import Tensor
 from hpcfl.checkpoint.best import Best
 from hpcfl.checkpoint.format import fingerprint
 from hpcfl.checkpoint.writer import CheckpointContents, PendingCheckpoint, begin
+from hpcfl.checks.disk_budget import disk_budget, require_disk_space
+from hpcfl.checks.schedule_usage import ScheduleUsage, simulate_schedule
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import WatchedComm
@@ -33,9 +35,7 @@ from hpcfl.run_dir.history import outcome_of
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
 from hpcfl.run_dir.manifest import Checkpoint
-from hpcfl.runner.components import Components
-from hpcfl.runner.disk_budget import disk_budget, require_disk_space
-from hpcfl.runner.schedule_usage import ScheduleUsage, simulate_schedule
+from hpcfl.setup.components import Components
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.types import IntArray, Record, Vector

@@ -4,9 +4,9 @@ The command line and ``hpcfl.run`` call ``start`` and ``resume``.  Both are coll
 same on every rank, in this order:
 
     connect the ranks            hpcfl.comm.connect
-    discover where each one is   hpcfl.runner.rank_layout
-    build the components         hpcfl.runner.components: data, clients, model, dry round
-    try the job's classes        hpcfl.runner.preflight
+    discover where each one is   hpcfl.setup.rank_layout
+    build the components         hpcfl.setup.components: data, clients, model, dry round
+    try the job's classes        hpcfl.checks.preflight
     open a RankSession           hpcfl.runner.session: store, log, checkpoints
     start_fresh or resume_from   here and in hpcfl.runner.resume
     run the rounds               hpcfl.engine.loop
@@ -23,6 +23,7 @@ import numpy as np
 from torch import nn
 
 from hpcfl.checkpoint import buffers
+from hpcfl.checks.preflight import try_classes
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import from_rank_0, group, raise_collectively
 from hpcfl.comm.launcher import restarts
@@ -30,9 +31,9 @@ from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
 from hpcfl.engine.loop import run_rounds
-from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import StoreError
 from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.exports.checkpoint import load_model
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import present
 from hpcfl.io.progress import open_progress
@@ -44,16 +45,7 @@ from hpcfl.job.user_code import make_callbacks
 from hpcfl.job.yaml_file import COMMAND_LINE
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
-from hpcfl.runner.choose_executor import check_block_executor, choose_executor
-from hpcfl.runner.components import build_components, build_run
 from hpcfl.runner.copy_run import require_absent
-from hpcfl.runner.device import bfloat16_warning, device_type
-from hpcfl.runner.export import load_model
-from hpcfl.runner.initial_model import fetch_model
-from hpcfl.runner.load_data import fetch_data, load_data_on_hosts
-from hpcfl.runner.objects import KeptFiles
-from hpcfl.runner.preflight import try_classes
-from hpcfl.runner.rank_layout import Ranks, discover_ranks
 from hpcfl.runner.record_start import (
     list_kept_rounds,
     record_outcomes,
@@ -63,8 +55,16 @@ from hpcfl.runner.record_start import (
 from hpcfl.runner.resume import StartPoint, resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
+from hpcfl.setup.choose_executor import check_block_executor, choose_executor
+from hpcfl.setup.components import build_components, build_run
+from hpcfl.setup.device import bfloat16_warning, device_type
+from hpcfl.setup.initial_model import fetch_model
+from hpcfl.setup.load_data import fetch_data, load_data_on_hosts
+from hpcfl.setup.objects import KeptFiles
+from hpcfl.setup.rank_layout import Ranks, discover_ranks
 from hpcfl.signals import Signals, set_resumable, stopped
 from hpcfl.types import Record, Vector
+from hpcfl.user_code.process_settings import settings_restored
 
 
 @dataclass(frozen=True)

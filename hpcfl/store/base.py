@@ -1,6 +1,6 @@
 """The interface of a store of client states.
 
-``hpcfl.runner.client_store`` makes the store that a job asks for.  ``hpcfl.local.client_states``
+``hpcfl.setup.client_store`` makes the store that a job asks for.  ``hpcfl.local.client_states``
 loads and saves states through it in every round, and ``hpcfl.checkpoint.writer`` calls it for
 checkpoints.
 """

@@ -24,7 +24,7 @@ from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import committed
 from hpcfl.run_dir.record import read_record
-from hpcfl.runner.user_code_digests import code_digests, edited_since
+from hpcfl.setup.code_digests import code_digests, edited_since
 from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]

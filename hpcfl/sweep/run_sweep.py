@@ -23,10 +23,10 @@ from hpcfl.io.memory import free_memory
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
-from hpcfl.runner.client_store import GIB
-from hpcfl.runner.device import device_type
-from hpcfl.runner.initial_model import fetch_model
-from hpcfl.runner.load_data import fetch_data
+from hpcfl.setup.client_store import GIB
+from hpcfl.setup.device import device_type
+from hpcfl.setup.initial_model import fetch_model
+from hpcfl.setup.load_data import fetch_data
 from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.pending import PendingRun, edited_notes, job_of, pending_runs, write_jobs

@@ -21,7 +21,7 @@ from hpcfl.errors import StoreError, file_error, one_line
 from hpcfl.io.regular import read
 
 KEPT = "kept"
-"""The folder of a run directory with what no job file can hold: hpcfl.runner.objects."""
+"""The folder of a run directory with what no job file can hold: hpcfl.setup.objects."""
 MAIN = "__main__"
 _KEPT_MODULE = "hpcfl_kept_"  # begins the name of the module of classes in a kept file
 OBJECTS = ".pkl"

@@ -17,7 +17,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner.choose_executor import rule
+from hpcfl.setup.choose_executor import rule
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace

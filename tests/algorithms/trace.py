@@ -23,7 +23,7 @@ from hpcfl.engine.run import CheckpointState
 from hpcfl.job.schema import load
 from hpcfl.local.step import Gradient
 from hpcfl.models.losses import LOSSES
-from hpcfl.runner.components import Components, build_components, build_run
+from hpcfl.setup.components import Components, build_components, build_run
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Batch, Record, Vector

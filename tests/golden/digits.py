@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hpcfl.cli.main import main
-from hpcfl.runner.environment import processor
+from hpcfl.setup.environment import processor
 from tests.algorithms.methods import ALL
 from tests.parallel.harness import play_all
 

@@ -16,7 +16,7 @@ from hpcfl.job.yaml_file import as_override
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from peers import BenchWork
 from tests.parallel.harness import mpirun
 

@@ -31,7 +31,7 @@ from hpcfl.local.client_states import ClientStates
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep
 from hpcfl.models import MODELS
 from hpcfl.plan.timed_rounds import build_timed_run
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema
 from tests.algorithms.methods import ENTRIES, SAMPLE

@@ -25,12 +25,12 @@ from hpcfl.cli.selftest import outcome
 from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
+from hpcfl.exports.checkpoint import export
 from hpcfl.models import MODELS
 from hpcfl.monitor import facts, status
 from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.run_dir.manifest import committed
-from hpcfl.runner.export import export
 from hpcfl.runner.start import start
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import pending_runs

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcfl.checks import preflight
 from hpcfl.errors import DiskError, as_disk_error, as_job_error
 from hpcfl.local.error_context import client_errors, round_errors
-from hpcfl.runner import preflight
 
 VISIT = SimpleNamespace(client=7, round=3)
 AROUND = {

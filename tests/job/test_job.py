@@ -18,7 +18,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load, with_resolved_algorithm
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.linear import Linear
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import torch
 
 from hpcfl.job.schema import load
 from hpcfl.run_dir.manifest import committed, rounds
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
 from tests.forked import finish

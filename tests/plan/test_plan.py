@@ -25,7 +25,7 @@ from hpcfl.plan import (
     work,
 )
 from hpcfl.plan.memory import Memory, shared_bytes
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from tests.long_form import long_form
 
 # COMM. OVERHEAD of the FedHBM paper, table 2.
@@ -347,7 +347,7 @@ PLAN = """
 import sys
 import torch
 import hpcfl.runner.start
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from hpcfl.job.schema import load
 from hpcfl.plan import plan, probe, this_process
 parts = build_components(load(sys.argv[1], sys.argv[2:]), torch.device("cpu"))

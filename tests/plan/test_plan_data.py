@@ -14,7 +14,7 @@ from hpcfl.plan.data import planned_data, read_sizes
 from hpcfl.plan.memory import Memory
 from hpcfl.plan.resources import RankShare
 from hpcfl.plan.submission import submission
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from scale import SyntheticJob
 from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
 from tests.long_form import LONG

@@ -15,7 +15,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.plan import CostModel, Work, measure, predict, work
 from hpcfl.plan.timed_rounds import build_timed_run
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from tests.parallel.harness import find_mpirun
 
 ROOT = Path(__file__).parents[2]

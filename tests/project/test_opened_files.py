@@ -47,8 +47,8 @@ ALLOWED = {
     "models/weights.py": "_read checks it before it calls what loads it",
     "io/packages.py": "the metadata of an installed distribution",
     "report/published/__init__.py": OWN,
-    "runner/environment.py": KERNEL,
-    "runner/rank_layout.py": KERNEL,
+    "setup/environment.py": KERNEL,
+    "setup/rank_layout.py": KERNEL,
     "sweep/resources.py": KERNEL,
 }
 """Modules, or FILE:FUNCTION, that open files otherwise, and why they may."""

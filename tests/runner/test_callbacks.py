@@ -16,11 +16,11 @@ import torch
 import hpcfl as api
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.engine.callbacks import Callbacks, RoundModel
-from hpcfl.engine.global_generators import generators
 from hpcfl.errors import HookError, JobError
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import session
-from hpcfl.runner.components import Components
+from hpcfl.setup.components import Components
+from hpcfl.user_code.generators import generators
 from tests.forked import finish
 
 CALLBACKS = '''\

@@ -11,8 +11,8 @@ import torch
 
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
-from hpcfl.runner import device
-from hpcfl.runner.device import bfloat16_warning, device_of, gpu_rank
+from hpcfl.setup import device
+from hpcfl.setup.device import bfloat16_warning, device_of, gpu_rank
 from tests.local.test_autocast import AVX2, x86
 
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def test_a_processor_with_avx2_alone_is_slow():
     """Measured there: some 50 times; the limit is 1.5."""
     program = (
         "from types import SimpleNamespace; import torch; "
-        "from hpcfl.runner.device import bfloat16_warning; torch.set_num_threads(1); "
+        "from hpcfl.setup.device import bfloat16_warning; torch.set_num_threads(1); "
         "print(bfloat16_warning(SimpleNamespace(precision='bf16'), torch.device('cpu')))"
     )
     done = subprocess.run(

@@ -11,9 +11,9 @@ import torch
 from safetensors.numpy import load_file
 
 from hpcfl.errors import StoreError, file_error
+from hpcfl.exports import checkpoint as export
 from hpcfl.run_dir import manifest
 from hpcfl.run_dir.manifest import SERVER, committed
-from hpcfl.runner import export
 
 pytestmark = pytest.mark.slow
 
@@ -220,7 +220,7 @@ def test_no_run(tmp_path, refused):
 
 
 def test_half_precision_states_become_float32():
-    from hpcfl.runner.export import _array
+    from hpcfl.exports.checkpoint import _array
 
     found = _array(torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
     assert found.dtype == np.float32

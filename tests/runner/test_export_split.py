@@ -8,7 +8,7 @@ import torch
 
 from hpcfl.data.split import partition_examples
 from hpcfl.job.schema import load
-from hpcfl.runner.components import build_components
+from hpcfl.setup.components import build_components
 from tests.real_data import cifar10, real
 
 PUBLISHED = Path(__file__).parents[2] / "jobs/cifar10/fedavg_published_split.yaml"

@@ -18,9 +18,9 @@ from hpcfl.comm.solo import Solo
 from hpcfl.errors import DataError, JobError, StoreError
 from hpcfl.job.schema import load
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner import objects
-from hpcfl.runner.components import build_components
-from hpcfl.runner.objects import KeptFiles
+from hpcfl.setup import objects
+from hpcfl.setup.components import build_components
+from hpcfl.setup.objects import KeptFiles
 from tests.forked import python
 
 JOB = {

@@ -8,8 +8,8 @@ from hpcfl.comm.solo import Solo
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.runner import rank_layout
-from hpcfl.runner.rank_layout import RankInfo, check, describe, discover_ranks
+from hpcfl.setup import rank_layout
+from hpcfl.setup.rank_layout import RankInfo, check, describe, discover_ranks
 
 JOB = Path(__file__).parents[2] / "jobs/quickstart.yaml"
 VERSIONS = {"hpcfl": "1", "torch": "2"}

@@ -15,8 +15,8 @@ from hpcfl.io import checksum
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import rounds
-from hpcfl.runner import components, environment
 from hpcfl.runner import resume as resuming
+from hpcfl.setup import components, environment
 from tests.parallel.outcome import outcome
 from tests.rundirs import damage_a_row, flip, log_of, resolved, segment, starts, text
 

@@ -8,7 +8,8 @@ import yaml
 
 import hpcfl
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner import choose_executor, start
+from hpcfl.runner import start
+from hpcfl.setup import choose_executor
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts, text
 

@@ -12,16 +12,16 @@ from torch import nn
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
-from hpcfl.engine.global_generators import generators
+from hpcfl.checks import preflight
+from hpcfl.checks.preflight import try_algorithm, try_classes
 from hpcfl.errors import is_fault_of_hpcfl
 from hpcfl.job.schema import load
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.step import Gradient
 from hpcfl.models.linear import Linear
 from hpcfl.models.losses import squared
-from hpcfl.runner import preflight
-from hpcfl.runner.components import build_components
-from hpcfl.runner.preflight import try_algorithm, try_classes
+from hpcfl.setup.components import build_components
+from hpcfl.user_code.generators import generators
 
 ROOT = Path(__file__).parents[2]
 

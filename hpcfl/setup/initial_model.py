@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hpcfl.data.base import Dataset
-from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.dropout import replace_dropout
@@ -16,6 +15,7 @@ from hpcfl.models.init import load_initial
 from hpcfl.models.normalization import UNFIT
 from hpcfl.seeds import key
 from hpcfl.types import Vector
+from hpcfl.user_code.generators import seeded
 
 
 def fetch_model(loaded: LoadedJob) -> None:

@@ -24,8 +24,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from hpcfl.comm.base import Comm
 from hpcfl.data.base import DataConfig
 from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
-from hpcfl.engine.global_generators import generators
-from hpcfl.engine.process_settings import settings_restored
 from hpcfl.errors import DataError, JobError, StoreError, described, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, write_by
@@ -50,6 +48,7 @@ from hpcfl.job.yaml_file import (
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import data_arguments
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.user_code.generators import generators
 from hpcfl.user_code.names import (
     KEPT,
     MAIN,
@@ -62,6 +61,7 @@ from hpcfl.user_code.names import (
     load_objects,
 )
 from hpcfl.user_code.pickled import pickled
+from hpcfl.user_code.process_settings import settings_restored
 
 _MODEL = "hpcfl.run(model=...)"
 _DATA = "hpcfl.run(data=...)"

@@ -21,7 +21,6 @@ from torch import Tensor
 from hpcfl import models
 from hpcfl.algorithms.base import Cohort
 from hpcfl.data.base import DRAWS, Transform, augments
-from hpcfl.engine.global_generators import Generators, generators, restored
 from hpcfl.engine.hook_rules import (
     KEEPS_NOTHING,
     TAKES_AND_RETURNS,
@@ -47,9 +46,10 @@ from hpcfl.job.schema import LoadedJob
 from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.module import Module
-from hpcfl.runner.components import Components
 from hpcfl.seeds import stream
+from hpcfl.setup.components import Components
 from hpcfl.types import Batch, Vector
+from hpcfl.user_code.generators import Generators, generators, restored
 from hpcfl.user_code.names import short_name
 
 CLIENTS = 2  # that are tried

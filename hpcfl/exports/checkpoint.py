@@ -34,11 +34,11 @@ from hpcfl.run_dir.manifest import (
     find,
     rounds,
 )
-from hpcfl.runner.components import stored
-from hpcfl.runner.initial_model import build_model
-from hpcfl.runner.load_data import load_data
-from hpcfl.runner.user_code_digests import edited_since, model_digests, other_shape
 from hpcfl.seeds import key
+from hpcfl.setup.code_digests import edited_since, model_digests, other_shape
+from hpcfl.setup.components import stored
+from hpcfl.setup.initial_model import build_model
+from hpcfl.setup.load_data import load_data
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema

@@ -8,7 +8,7 @@ import numpy as np
 from hpcfl.data.split import split_examples
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.job.schema import LoadedJob
-from hpcfl.runner.load_data import fetch_data, load_data
+from hpcfl.setup.load_data import fetch_data, load_data
 
 _HELD = ("holdout", "validation")
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from rich.filesize import decimal
 
+from hpcfl.checks.schedule_usage import ScheduleUsage
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.errors import JobError
-from hpcfl.runner.components import Components
-from hpcfl.runner.schedule_usage import ScheduleUsage
+from hpcfl.setup.components import Components
 from hpcfl.store.row_allocator import most_bytes
 from hpcfl.store.schema import StateSchema
 from hpcfl.types import IntArray

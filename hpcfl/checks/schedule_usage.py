@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
-from hpcfl.runner.components import Components
+from hpcfl.setup.components import Components
 from hpcfl.types import IntArray
 
 

@@ -45,11 +45,11 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import buffers
 from hpcfl.models.losses import LOSSES
-from hpcfl.runner.client_store import make_client_store
-from hpcfl.runner.configure_torch import configure_torch
-from hpcfl.runner.initial_model import draw_model, initial_model
-from hpcfl.runner.load_data import load_data
 from hpcfl.seeds import key
+from hpcfl.setup.client_store import make_client_store
+from hpcfl.setup.configure_torch import configure_torch
+from hpcfl.setup.initial_model import draw_model, initial_model
+from hpcfl.setup.load_data import load_data
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.store.schema import StateSchema

@@ -16,7 +16,7 @@ from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import Executor
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
-from hpcfl.runner.components import Components
+from hpcfl.setup.components import Components
 
 # On a CPU, larger blocks and smaller models than these are faster than one client at a time.
 LEAST_CLIENTS, MOST_PARAMETERS = 8, 100_000

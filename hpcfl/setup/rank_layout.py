@@ -20,9 +20,9 @@ from hpcfl.errors import JobError
 from hpcfl.io.boot_id import boot_id
 from hpcfl.io.cgroups import usable_cores
 from hpcfl.job.schema import Job, LoadedJob
-from hpcfl.runner.device import device_of, gpu_rank
-from hpcfl.runner.environment import processor
-from hpcfl.runner.user_code_digests import code_digests
+from hpcfl.setup.code_digests import code_digests
+from hpcfl.setup.device import device_of, gpu_rank
+from hpcfl.setup.environment import processor
 from hpcfl.version import __version__
 
 _NUMA = Path("/sys/devices/system/node")

@@ -10,13 +10,13 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import digest
 from hpcfl.data.host_copy import HostData, load_on_hosts
 from hpcfl.data.split import keep_natural_clients, with_checked_clients
-from hpcfl.engine.global_generators import seeded
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.losses import LOSSES
-from hpcfl.runner.configure_torch import configure_torch
 from hpcfl.seeds import key
+from hpcfl.setup.configure_torch import configure_torch
 from hpcfl.types import Examples
+from hpcfl.user_code.generators import seeded
 
 
 def fetch_data(loaded: LoadedJob) -> None:

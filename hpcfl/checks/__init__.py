@@ -1,0 +1,1 @@
+"""Refuse, before round 1, what cannot be run: classes, data and disks that a job names."""

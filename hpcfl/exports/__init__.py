@@ -1,0 +1,1 @@
+"""Export what a run holds: a checkpoint, its split of the examples, its record."""
