@@ -1,21 +1,12 @@
-"""Mistakes of the first hour: docs/troubleshooting.md quotes the line that each one gives."""
+"""Mistakes of the first hour: each gives one line that says what to do."""
 
 import importlib.util
-import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from hpcfl.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text()
-QUOTED = [
-    line
-    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    for line in block.splitlines()
-    if not kind
-]
 NET = """\
 from torch import nn
 
@@ -73,19 +64,12 @@ def folder(tmp_path_factory):
     return made
 
 
-def quoted(line):
-    """The lines of the page that this one is, where "..." stands for anything."""
-    patterns = (re.escape(known).replace(re.escape("..."), ".*") for known in QUOTED)
-    return [pattern for pattern in patterns if re.fullmatch(pattern, line)]
-
-
 @pytest.mark.parametrize(("command", "part"), MISTAKES, ids=[command for command, _ in MISTAKES])
-def test_a_mistake_is_a_line_of_the_page(folder, monkeypatch, own_process, refused, command, part):
+def test_a_mistake_is_one_line(folder, monkeypatch, own_process, refused, command, part):
     monkeypatch.chdir(folder / "empty" if command == "report ." else folder)
     monkeypatch.syspath_prepend(folder)
     line = refused(*shlex.split(command))
     assert part in line
-    assert quoted(line), line
 
 
 def test_a_package_that_is_missing(folder, monkeypatch, own_process, refused):
@@ -99,11 +83,9 @@ def test_a_package_that_is_missing(folder, monkeypatch, own_process, refused):
     for words in (["seed=5"], ["seed=6", "comm.backend=mpi"]):
         line = refused("run", "quickstart", *words)
         assert "pip install" in line
-        assert quoted(line), line
 
 
 def test_more_ranks_than_clients(folder, monkeypatch, own_process, refused):
     monkeypatch.chdir(folder)
     line = refused("plan", "quickstart", "--ranks", "11")
     assert "a rank would own none" in line
-    assert quoted(line), line
