@@ -455,3 +455,10 @@ def test_fedavg_keeps_its_colour_beside_a_method_of_the_user():
     looks = choose_looks(curves)
     assert looks["fedavg", "fedavg"][0] == COLOURS[0]
     assert looks["clip.Clipped", "clip.Clipped"][0] != COLOURS[0]
+
+
+def test_a_title_names_no_class_of_hpcfl(tmp_path, drawn):
+    """Of a run with objects of a script: its data and model are the user's."""
+    kinds = {"data.kind": "hpcfl.data.objects.KeptArrays", "model.name": "module"}
+    plot([seeded("a", 0, 0.1, 1.0, **kinds)], tmp_path / "x.png", "drift")
+    assert drawn[0].axes[0].get_title() == "own data, own model"

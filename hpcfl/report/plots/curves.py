@@ -51,6 +51,7 @@ _PLURALS = {
     "clients": "numbers of clients",
     "cohort": "cohorts",
 }
+_OWN = {"hpcfl.data.objects.KeptArrays": "own data", "module": "own model"}  # as titles say
 _IN_TITLES = ("data", "model", "split", "clients")
 SPENT = {
     "bytes": (("down_bytes", "up_bytes"), "sent up and down", _BYTES),
@@ -282,7 +283,7 @@ def _title(runs: Sequence[RunRecord], shown: Sequence[str]) -> str:
         if others:
             words.append(f"{1 + len(others)} {_PLURALS[name]}")
         elif first != "None":
-            words.append(f"{first} clients" if name == "clients" else first)
+            words.append(f"{first} clients" if name == "clients" else _OWN.get(first, first))
     return ", ".join(dict.fromkeys(words))  # data without a partition are their own split
 
 
