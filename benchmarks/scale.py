@@ -182,6 +182,7 @@ def _draw(curves: dict[CurveKey, list[tuple[int, float]]], path: Path) -> None:
             color=colour,
             label=f"{one.job}, {one.cohort} a round{', steal' if one.balance == 'steal' else ''}",
         )
+    axes.set_title("predicted, for clients of lognormal sizes", fontsize="medium")
     axes.set_xlabel("ranks, a GPU each")
     axes.set_ylabel("seconds a round")
     axes.set_xscale("log", base=2)

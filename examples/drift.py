@@ -161,8 +161,11 @@ def draw(panels: list[Panel], path: Path) -> None:
             linestyle="none", label="minimum of the mean loss",
         )  # fmt: skip
         axes.set_title(panel.title)
+        axes.set_xlabel("first coordinate of the model")
+        axes.set_ylabel("second coordinate")
     for axes in list(places)[len(panels) :]:
         axes.remove()
+    figure.suptitle(f"{len(panels[0].linear)} clients, each with a quadratic in the plane")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=150)
 
