@@ -19,3 +19,17 @@ def test_links_lead_somewhere(path):
 def test_links_are_found():
     assert LINK.findall("[a](b.md), ![c](d/e.png) and [f](g.md#h)") == ["b.md", "d/e.png", "g.md"]
     assert not LINK.findall("[a](https://b.c) [d](#e)")
+
+
+PATH = re.compile(r"`([\w./-]+(?:\.(?:py|yaml|bib|sh)|/))`")
+"""A file or a folder that a page names in code: `hpcfl/errors.py`, `jobs/`."""
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "contributing.md"])
+def test_the_files_that_a_page_names_exist(page):
+    """By their path from the top, or from hpcfl, or, in the text on a package, from there."""
+    named = set(PATH.findall((ROOT / "docs" / page).read_text()))
+    assert len(named) > 10
+    tops = [ROOT, ROOT / "hpcfl", *(path for path in (ROOT / "hpcfl").iterdir() if path.is_dir())]
+    tops += [ROOT / "hpcfl/data/sources"]
+    assert [name for name in named if not any((top / name).exists() for top in tops)] == []
