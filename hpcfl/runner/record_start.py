@@ -19,23 +19,21 @@ from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.session import RankSession
 from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.setup.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
-from hpcfl.setup.rank_layout import Ranks
 from hpcfl.user_code.names import digest_of
 
 
-def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:
+def record_start(session: RankSession, done: int, progress: Progress) -> None:
     """Write this start into the history, and print the changes since the last start; on rank 0.
 
     Args:
         session: of this start.
-        ranks: the hosts and devices of all ranks.
         done: rounds completed.
         progress: prints lines for the user.
 
     Raises:
         StoreError: the history is damaged, or cannot be written.
     """
-    folder, job = session.folder, session.components.loaded
+    folder, job, ranks = session.folder, session.components.loaded, session.ranks
     before = folder.last_start
     settings = mutable_settings(flatten(job.tree))
     facts = {"ranks": session.comm.size, "summed_by": session.comm.library}

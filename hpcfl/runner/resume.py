@@ -1,9 +1,9 @@
 """Resume a run: from the newest checkpoint of its directory, or as a ``ResumeRequest`` says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,20 +35,10 @@ from hpcfl.run_dir.manifest import (
 )
 from hpcfl.runner.copy_run import NewJob, copy_run
 from hpcfl.runner.resume_request import ResumeRequest
-from hpcfl.runner.session import RankSession
+from hpcfl.runner.session import RankSession, StartPoint
 from hpcfl.setup.code_digests import edited_since, model_digests, other_shape
 from hpcfl.setup.components import Components
 from hpcfl.store.row_table import Table
-
-
-class StartPoint(NamedTuple):
-    """The state that the rounds of one start begin with."""
-
-    server: Any
-    round: int
-    """Rounds completed."""
-    extra_tensors: Mapping[str, Tensor]
-    """Other tensors of the checkpoint, such as the last update of x."""
 
 
 def resume_latest(session: RankSession) -> StartPoint:
@@ -73,7 +63,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     """
     components, comm, folder = session.components, session.comm, session.folder
     verify_all = request.verify_states
-    if folder.root != request.source.root:
+    if request.copied:
         request = _copy(session, request)
         verify_all = False  # the states were compared as they were copied
     retained_rounds = from_rank_0(comm, lambda: _lock(session, request))
@@ -94,15 +84,17 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         )
     retained_folders = [folder_of(folder.checkpoints, round) for round in retained_rounds]
     with raise_collectively(comm):
-        session.run_files = newest.run_files
+        session.checkpointer.run_files = newest.run_files
         session.components = _with_initial_model(components, folder, newest)
         if comm.rank == 0:
-            session.record_opening()
+            session.checkpointer.record_opening(session.session_id)
             if rounds(folder.checkpoints) == retained_rounds:
-                session.prune_stores(retained_folders)  # makes room, if this start copies states
+                session.checkpointer.prune_stores(
+                    retained_folders
+                )  # makes room, if this start copies states
     session.open_store()
     with raise_collectively(comm):
-        session.restore_states(newest, retained_folders)
+        session.checkpointer.restore(newest, retained_folders)
     with raise_collectively(comm):
         if comm.rank == 0:
             _rewind(session, newest, retained_folders, request.job_after)
@@ -251,7 +243,7 @@ def _rewind(
     delete_newer(folder.checkpoints, newest.round)
     if regular.read(folder.job) != job:
         write_file(folder.job, job, advice=STANDS)
-    session.prune_stores(list(retained_folders))
+    session.checkpointer.prune_stores(list(retained_folders))
     truncate_log(folder.log, newest.log)
-    session.best.restore(newest.best, newest.folder / BEST)
+    session.checkpointer.best.restore(newest.best, newest.folder / BEST)
     folder.hold_open()

@@ -43,6 +43,8 @@ class ResumeRequest:
     """The checkpoint to resume from; None is the newest."""
     verify_states: bool
     """Whether all client states are checked before the first round."""
+    copied: bool
+    """Whether the run is copied, and the copy resumed; the copy may be a branch."""
     parent: LoadedJob | None = None
     """Of a branch, the job without the changes; ``hpcfl.runner.resume`` completes the request."""
 
@@ -97,6 +99,7 @@ class ResumeRequest:
             *_texts(source, changes),
             round,
             verify_states,
+            copied,
             parent if branch else None,
         )
 
@@ -114,7 +117,12 @@ class ResumeRequest:
                 "here; choose another directory with --out"
             )
         return cls(
-            source, loaded, *_texts(source, differences(before, after)), None, verify_states=True
+            source,
+            loaded,
+            *_texts(source, differences(before, after)),
+            None,
+            verify_states=True,
+            copied=False,
         )
 
     def checkpoint_rounds(self, folder: RunDir, inputs: Digests) -> list[int]:
