@@ -76,6 +76,15 @@ def read_branches(path: Path) -> tuple[Branch, ...]:
         content = read_bytes(path, "put it back")
     except FileNotFoundError:
         return ()
+    return parse_branches(path, content)
+
+
+def parse_branches(path: Path, content: bytes) -> tuple[Branch, ...]:
+    """Parse the content of a branches.json.
+
+    Raises:
+        StoreError: it is damaged.
+    """
     try:
         found = parse_json(checksum.remove_from_json(content))
         return tuple(Branch.parse(entry) for entry in found["branches"])

@@ -41,7 +41,8 @@ def record_outcome(folder: RunDir, session_id: str, outcome: Outcome) -> bool:
     Raises:
         StoreError: the history is damaged, or cannot be written.
     """
-    entries = folder.history_entries()
+    # Read again: the run may have lasted for days since it was read under the lock.
+    entries = folder.read_history()
     for entry in entries:
         if entry.get("session") == session_id:
             entry["ended"] = datetime.now(UTC).isoformat(timespec="seconds")

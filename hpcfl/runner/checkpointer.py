@@ -1,6 +1,6 @@
 """Begin, commit, restore and prune the checkpoints of one start of a run, on one rank."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.run import CheckpointState
-from hpcfl.errors import RankError, StoreError
+from hpcfl.errors import RankError
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import Checkpoint
 from hpcfl.runner.outputs import Outputs
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
+from hpcfl.store.row_table import Table
 
 
 class Checkpointer:
@@ -43,6 +43,7 @@ class Checkpointer:
         self.run_files: Mapping[str, int] = {}
         """The crc32 of the files of the folder that no round changes; on rank 0."""
         self._earlier_sessions: Collection[str] = ()
+        self._segments: dict[str, set[str]] = {}  # that each kept checkpoint names, by its folder
         self._store: ClientStore | None = None
         self._pending: PendingCheckpoint | None = None
         self._background = ThreadPoolExecutor(1, "checkpoint")
@@ -68,25 +69,28 @@ class Checkpointer:
         """
         self._earlier_sessions = self._folder.open_session(session_id)
 
-    def restore(self, checkpoint: Checkpoint, retained_folders: list[Path]) -> None:
+    def keep_segments(self, folder: Path, tables: Mapping[str, bytes]) -> None:
+        """Keep the segments that a checkpoint names until a commit deletes it; on rank 0 alone.
+
+        Args:
+            folder: the checkpoint's.
+            tables: the files of its row tables, by name.
+        """
+        self._segments[folder.name] = row_tables.segments_in(folder, tables)
+
+    def restore(self, table: Table, older: Sequence[Table]) -> None:
         """Restore the states of a checkpoint.
 
         Args:
-            checkpoint: which one.
-            retained_folders: those of the checkpoints whose states must not be changed.
+            table: the checkpoint's.
+            older: of this rank, those of older checkpoints, whose states must not be changed.
         """
-        table = row_tables.Table.load(checkpoint.folder, self._folder.stores)
-        if table.ranks != checkpoint.ranks:
-            raise StoreError(
-                f"{checkpoint.folder}: row tables of {table.ranks} ranks, expected "
-                f"{checkpoint.ranks}"
-            )
-        self.store.restore(table, self._comm.size)
-        self.store.retain(retained_folders)
+        self.store.restore(table, self._comm.size, older)
+        self.store.retain([each.folder for each in (*older, table)])
 
-    def prune_stores(self, retained_folders: list[Path]) -> None:
+    def prune_stores(self) -> None:
         """Delete the segments of earlier starts that no checkpoint needs; on rank 0 alone."""
-        keep = row_tables.named(retained_folders)
+        keep = {name for names in self._segments.values() for name in names}
         row_tables.prune(self._folder.stores, keep, self._earlier_sessions)
 
     def require_in_place(self) -> None:
@@ -154,10 +158,12 @@ class Checkpointer:
         """
         if self._pending is None:
             return
-        folders = self._pending.commit(self.store, self._comm, self._keep, self.require_in_place)
+        done = self._pending.commit(self.store, self._comm, self._keep, self.require_in_place)
+        known = {**self._segments, self._pending.folder.name: done.segments}
         self._pending = None
+        self._segments = {at.name: known[at.name] for at in done.kept if at.name in known}
         if self._comm.rank == 0:
-            self.prune_stores(folders)
+            self.prune_stores()
 
     def close(self) -> None:
         """Release the files of the store, if it was opened."""

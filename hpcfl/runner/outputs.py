@@ -31,17 +31,18 @@ class Outputs:
         self._progress: Progress | None = None
 
     @contextmanager
-    def opened(self, progress: Progress) -> Iterator[None]:
+    def opened(self, progress: Progress, position: LogPosition) -> Iterator[None]:
         """Open the log for the block's rounds, and end the callbacks after it.
 
         Args:
             progress: prints lines for the user.
+            position: the end of the log.
 
         Raises:
             DiskError, StoreError: a file cannot be closed; not raised if the rounds failed before.
             HookError: a callback failed at the end; likewise.
         """
-        self._log = RunLog(self._folder.log if self._comm.rank == 0 else None)
+        self._log = RunLog(self._folder.log if self._comm.rank == 0 else None, position)
         self._progress = progress
         try:
             yield

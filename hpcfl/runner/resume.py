@@ -1,44 +1,47 @@
 """Resume a run: from the newest checkpoint of its directory, or as a ``ResumeRequest`` says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hpcfl.checkpoint import buffers
-from hpcfl.checkpoint.format import read_extra_tensors, read_server
+from hpcfl.checkpoint.format import read_checkpoint
 from hpcfl.checkpoint.verify import verify_states
+from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import JobError, StoreError
-from hpcfl.io import regular
-from hpcfl.io.atomic import STANDS, write_file
-from hpcfl.io.files import READABLE, read_bytes
+from hpcfl.io.atomic import STANDS
 from hpcfl.job.schema import Job
 from hpcfl.job.settings import flatten, written
-from hpcfl.run_dir.branches import Branch
+from hpcfl.run_dir.branches import Branch, parse_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import (
     BEST,
+    BRANCHES,
+    INITIAL,
     Checkpoint,
     check_files,
-    check_run_files,
     delete_newer,
     find,
     folder_of,
+    parse,
     prune,
+    read_files,
+    read_run_files,
     rounds,
+    write_manifest,
 )
 from hpcfl.runner.copy_run import NewJob, copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession, StartPoint
 from hpcfl.setup.code_digests import edited_since, model_digests, other_shape
 from hpcfl.setup.components import Components
-from hpcfl.store.row_table import Table
+from hpcfl.store.row_table import Table, is_row_table
 
 
 def resume_latest(session: RankSession) -> StartPoint:
@@ -66,15 +69,16 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     if request.copied:
         request = _copy(session, request)
         verify_all = False  # the states were compared as they were copied
-    retained_rounds = from_rank_0(comm, lambda: _lock(session, request))
+    retained_rounds, newest = _from_rank_0(comm, folder, lambda: _lock(session, request))
     comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     with raise_collectively(comm), request.suggest_older(retained_rounds):
-        newest = find(folder.checkpoints, retained_rounds[-1])
-        server = read_server(newest, components.schema.server, components.device)
-        extra_tensors = read_extra_tensors(newest, components.device)
-        if comm.rank == 0:
-            require_log_prefix(folder.log, newest.log)
-        table = Table.load(newest.folder, folder.stores)
+        found = read_checkpoint(newest, components.schema.server, components.device)
+        log = require_log_prefix(folder.log, newest.log) if comm.rank == 0 else b""
+        table = Table.load(newest.folder, folder.stores, found.row_tables)
+        if table.ranks != newest.ranks:
+            raise StoreError(
+                f"{newest.folder}: row tables of {table.ranks} ranks, expected {newest.ranks}"
+            )
         verify_states(
             table,
             components.stored_state,
@@ -82,60 +86,81 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             rows=verify_all,
             show_progress=comm.rank == 0,
         )
-    retained_folders = [folder_of(folder.checkpoints, round) for round in retained_rounds]
+    checkpointer = session.checkpointer
     with raise_collectively(comm):
-        session.checkpointer.run_files = newest.run_files
-        session.components = _with_initial_model(components, folder, newest)
+        older = _older_tables(session, retained_rounds)
+        checkpointer.run_files = newest.run_files
+        session.components, run_files = _with_initial_model(components, folder, newest)
         if comm.rank == 0:
-            session.checkpointer.record_opening(session.session_id)
+            if BRANCHES in run_files:
+                session.branches = parse_branches(folder.branches, run_files[BRANCHES])
+            checkpointer.keep_segments(newest.folder, found.row_tables)
+            checkpointer.record_opening(session.session_id)
             if rounds(folder.checkpoints) == retained_rounds:
-                session.checkpointer.prune_stores(
-                    retained_folders
-                )  # makes room, if this start copies states
+                checkpointer.prune_stores()  # makes room, if this start copies states
     session.open_store()
     with raise_collectively(comm):
-        session.checkpointer.restore(newest, retained_folders)
+        checkpointer.restore(table, older)
     with raise_collectively(comm):
         if comm.rank == 0:
-            _rewind(session, newest, retained_folders, request.job_after)
-    return StartPoint(server, newest.round, extra_tensors)
+            _rewind(session, newest, log, request.job_after)
+            checkpointer.best.restore(found.best, newest.folder / BEST)
+            folder.hold_open()
+    return StartPoint(found.server, newest.round, found.extra_tensors, log)
 
 
-def _lock(session: RankSession, request: ResumeRequest) -> list[int]:
-    """Lock the run on rank 0 and check its files; the rounds that are kept.
+def _from_rank_0(
+    comm: Comm, folder: RunDir, found: Callable[[], tuple[list[int], Checkpoint]]
+) -> tuple[list[int], Checkpoint]:
+    """Collective: the rounds that are kept, and the checkpoint to begin at, as rank 0 finds them.
 
     Raises:
-        JobError, StoreError, DataError: see ``ResumeRequest.checkpoint_rounds``; or a run is alive
-            in the directory, or a file is damaged.
+        HpcflError: raised by ``found`` on rank 0.
+    """
+
+    def content() -> tuple[list[int], str]:
+        kept, newest = found()
+        return kept, write_manifest(newest).decode()
+
+    kept, manifest = from_rank_0(comm, content)
+    return kept, parse(folder_of(folder.checkpoints, kept[-1]), manifest.encode())
+
+
+def _lock(session: RankSession, request: ResumeRequest) -> tuple[list[int], Checkpoint]:
+    """Lock the run on rank 0; the rounds that are kept, and the checkpoint to begin at.
+
+    Raises:
+        JobError, StoreError, DataError: see ``ResumeRequest.checkpoint``; or a run is alive in the
+            directory, or a file is damaged.
     """
     folder = session.folder
     folder.lock()
-    if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
+    # From here on no other process changes the run: what is read now is passed on.
+    if folder.job_content() not in (request.job_before, request.job_after):
         raise JobError(f"{folder.job}: was changed while it was read; resume again")
     folder.history_entries()  # fails now, not when this start is added, if it is damaged
-    retained_rounds = _checkpoint_rounds(session, request, folder)
+    found = _checkpoint(session, request, folder)
     prune(folder.checkpoints)
-    _require_older_whole(folder.checkpoints, retained_rounds)
-    return retained_rounds
+    return found
 
 
-def _checkpoint_rounds(session: RankSession, request: ResumeRequest, folder: RunDir) -> list[int]:
-    """The rounds that are kept in ``folder``, up to the one to begin at; on rank 0.
+def _checkpoint(
+    session: RankSession, request: ResumeRequest, folder: RunDir
+) -> tuple[list[int], Checkpoint]:
+    """The rounds that are kept in ``folder``, and the checkpoint to begin at; on rank 0.
 
     Raises:
-        JobError, StoreError, DataError: see ``ResumeRequest.checkpoint_rounds``; or the model has
-            another shape, as its code was edited.
+        JobError, StoreError, DataError: see ``ResumeRequest.checkpoint``; or the model has another
+            shape, as its code was edited.
     """
-    retained_rounds = request.checkpoint_rounds(folder, session.inputs)
+    retained_rounds, newest = request.checkpoint(folder, session.inputs)
     components = session.components
-    edited = edited_since(
-        folder, retained_rounds[-1], model_digests(components.job, components.model)
-    )
+    edited = edited_since(folder, newest.round, model_digests(components.job, components.model))
     if edited:
         size, before = components.x0.numel(), folder.read_initial().numel()
         if size != before:
             raise other_shape(folder, edited, size, before)
-    return retained_rounds
+    return retained_rounds, newest
 
 
 def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
@@ -145,9 +170,8 @@ def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
         The request with the job of the copy.
     """
     comm, source = session.comm, request.source
-    retained_rounds = from_rank_0(comm, lambda: _checkpoint_rounds(session, request, source))
+    retained_rounds, at = _from_rank_0(comm, source, lambda: _checkpoint(session, request, source))
     with request.suggest_older(retained_rounds), raise_collectively(comm):
-        at = find(source.checkpoints, retained_rounds[-1])
         check_files(at)
     branch = None
     if request.parent is not None:
@@ -214,36 +238,50 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def _with_initial_model(components: Components, folder: RunDir, at: Checkpoint) -> Components:
-    """The components with the initial model of the run in ``folder``, and its buffers."""
-    check_run_files(at, folder.root)
+def _with_initial_model(
+    components: Components, folder: RunDir, at: Checkpoint
+) -> tuple[Components, dict[str, bytes]]:
+    """The components with the initial model of the run in ``folder``, and its buffers.
+
+    Returns:
+        The components, and the content of the files that no round changes, by name.
+    """
+    run_files = read_run_files(at, folder.root)
     buffers.read(folder.buffers, components.buffers)
-    return components.changed(x0=folder.read_initial(components.x0).to(components.device))
+    x0 = folder.read_initial(components.x0, run_files[INITIAL])
+    return components.changed(x0=x0.to(components.device)), run_files
 
 
-def _require_older_whole(root: Path, retained_rounds: Sequence[int]) -> None:
-    """Check the files of the older checkpoints: they are kept, and the next commit reads them."""
+def _older_tables(session: RankSession, retained_rounds: Sequence[int]) -> list[Table]:
+    """This rank's row tables of the older checkpoints, which are kept; rank 0 checks all files.
+
+    Raises:
+        StoreError: one is missing or damaged.
+    """
+    folder, rank, tables = session.folder, session.comm.rank, []
     for round in retained_rounds[:-1]:
-        try:
-            check_files(find(root, round))
-        except StoreError as e:
-            raise StoreError(
-                f"{e}, or remove this one's folder to resume from round {retained_rounds[-1]}"
-            ) from e
+        at, contents = folder_of(folder.checkpoints, round), None
+        if rank == 0:
+            try:
+                files = read_files(find(folder.checkpoints, round))
+                contents = {name: content for name, content in files if is_row_table(name)}
+            except StoreError as e:
+                raise StoreError(
+                    f"{e}, or remove this one's folder to resume from round {retained_rounds[-1]}"
+                ) from e
+            session.checkpointer.keep_segments(at, contents)
+        tables.append(Table.load(at, folder.stores, contents, only=rank))
+    return tables
 
 
-def _rewind(
-    session: RankSession, newest: Checkpoint, retained_folders: Sequence[Path], job: bytes
-) -> None:
+def _rewind(session: RankSession, newest: Checkpoint, log: bytes, job: bytes) -> None:
     """Delete everything that was written after the checkpoint ``newest``; on rank 0 alone.
 
     The order of the steps leaves the run resumable if a kill interrupts it between any two.
     """
     folder = session.folder
     delete_newer(folder.checkpoints, newest.round)
-    if regular.read(folder.job) != job:
-        write_file(folder.job, job, advice=STANDS)
-    session.checkpointer.prune_stores(list(retained_folders))
-    truncate_log(folder.log, newest.log)
-    session.checkpointer.best.restore(newest.best, newest.folder / BEST)
-    folder.hold_open()
+    if folder.job_content() != job:
+        folder.write_job(job, advice=STANDS)
+    session.checkpointer.prune_stores()
+    truncate_log(folder.log, log)

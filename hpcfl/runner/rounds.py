@@ -6,8 +6,8 @@ from hpcfl.engine.loop import run_rounds as run_engine
 from hpcfl.errors import StoreError
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.progress import Progress, open_progress
+from hpcfl.run_dir.log import NOTHING, LogReader
 from hpcfl.runner.record_start import (
-    list_kept_rounds,
     record_outcomes,
     record_start,
     warn_of_divergence,
@@ -32,9 +32,9 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
     with (
         open_progress(session.folder.root.name, job.rounds, done, comm.rank) as progress,
         record_outcomes(session, done),
-        session.recording(gradient, progress),
+        session.recording(gradient, progress, NOTHING.after(point.log)),
     ):
-        _announce(session, done, progress)
+        _announce(session, point, progress)
         run = build_run(
             components, comm, session.owner, checkpointer.store, gradient, session, signals
         )
@@ -55,9 +55,9 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
     return final
 
 
-def _announce(session: RankSession, done: int, progress: Progress) -> None:
+def _announce(session: RankSession, point: StartPoint, progress: Progress) -> None:
     """Say what begins, to the user, the history and the callbacks."""
-    root, components = session.folder.root, session.components
+    root, components, done = session.folder.root, session.components, point.round
     finished = done == components.job.rounds
     progress.note(f"{root}: finished, nothing to do" if finished else session.describe(done))
     for line in (*components.loaded.notes, *session.ranks.notes, *components.dataset.notes):
@@ -66,5 +66,5 @@ def _announce(session: RankSession, done: int, progress: Progress) -> None:
         with write_errors(session.folder.history):
             record_start(session, done, progress)
             if done and not finished:
-                list_kept_rounds(session, progress)
+                progress.kept(LogReader(session.folder.log).parse(point.log))
         session.start_callbacks(done)

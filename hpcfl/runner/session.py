@@ -27,7 +27,9 @@ from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.io.progress import Progress
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import frozen_note
+from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.log import LogPosition
 from hpcfl.runner.checkpointer import Checkpointer
 from hpcfl.runner.outputs import Outputs
 from hpcfl.setup.components import Components
@@ -44,6 +46,8 @@ class StartPoint(NamedTuple):
     """Rounds completed."""
     extra_tensors: Mapping[str, Tensor]
     """Other tensors of the checkpoint, such as the last update of x."""
+    log: bytes = b""
+    """The log up to there; on rank 0."""
 
 
 class RankSession:
@@ -76,6 +80,8 @@ class RankSession:
         self.outputs = Outputs(folder, comm, callbacks)
         keep = components.job.checkpoint.keep
         self.checkpointer = Checkpointer(folder, comm, inputs, self.outputs, keep)
+        self.branches: Sequence[Branch] = ()
+        """Where the run was branched from others; on rank 0."""
         self._evaluation: Evaluation | None = None
 
     @property
@@ -115,12 +121,13 @@ class RankSession:
         return simulate_schedule(self.components, self.comm.size)
 
     @contextmanager
-    def recording(self, gradient: Gradient, progress: Progress) -> Iterator[None]:
+    def recording(self, gradient: Gradient, progress: Progress, log: LogPosition) -> Iterator[None]:
         """Open the evaluation and the outputs for the block's rounds.
 
         Args:
             gradient: of the model's loss.
             progress: prints lines for the user.
+            log: the end of the log.
 
         Raises:
             DiskError, StoreError, HookError: see ``Outputs.opened``.
@@ -132,7 +139,7 @@ class RankSession:
         self._evaluation = Evaluation(
             parts.job.evaluate, gradient, parts.dataset, sets, clients, self.comm
         )
-        with self.outputs.opened(progress):
+        with self.outputs.opened(progress, log):
             yield
 
     def start_callbacks(self, done: int) -> None:

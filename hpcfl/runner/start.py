@@ -39,7 +39,7 @@ from hpcfl.job.settings import flatten
 from hpcfl.job.user_code import make_callbacks
 from hpcfl.job.yaml_file import COMMAND_LINE
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
+from hpcfl.run_dir.log import LogReader, truncate_log
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.resume import resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
@@ -323,9 +323,9 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
             checkpointer.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)
             # A start that died before its first checkpoint may have left files.
-            truncate_log(folder.log, NOTHING)
+            truncate_log(folder.log, b"")
             checkpointer.record_opening(session.session_id)
-            checkpointer.prune_stores([])
+            checkpointer.prune_stores()
             session.require_disk_space()
             folder.hold_open()
     set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
