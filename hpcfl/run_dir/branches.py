@@ -17,7 +17,7 @@ from hpcfl.job.settings import Settings, written
 
 
 class Branch(NamedTuple):
-    """A round from which a run has other settings than its parent."""
+    """A round from which a run has other settings than its parent; of a mere copy, the same."""
 
     parent: str
     """The parent's directory, absolute as it was then."""
@@ -51,8 +51,9 @@ class Branch(NamedTuple):
 
     @property
     def entry(self) -> dict[str, Any]:
-        """As an object of branches.json and history.jsonl."""
-        return {"branch_of": self.parent, "round": self.round, "changes": list(self.changes)}
+        """As an object of branches.json and history.jsonl; that of a mere copy has no changes."""
+        changes = {"changes": list(self.changes)} if self.changes else {}
+        return {"branch_of": self.parent, "round": self.round, **changes}
 
     @property
     def course(self) -> str:

@@ -1,23 +1,15 @@
 """Resume a run: from the newest checkpoint of its directory, or as a ``ResumeRequest`` says."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from hpcfl.checkpoint import buffers
 from hpcfl.checkpoint.format import read_checkpoint
 from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import from_rank_0, raise_collectively
-from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS
-from hpcfl.job.schema import Job
-from hpcfl.job.settings import flatten, written
-from hpcfl.run_dir.branches import Branch, parse_branches
+from hpcfl.run_dir.branches import parse_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import (
@@ -25,7 +17,6 @@ from hpcfl.run_dir.manifest import (
     BRANCHES,
     INITIAL,
     Checkpoint,
-    check_files,
     delete_newer,
     find,
     folder_of,
@@ -36,7 +27,7 @@ from hpcfl.run_dir.manifest import (
     rounds,
     write_manifest,
 )
-from hpcfl.runner.copy_run import NewJob, copy_run
+from hpcfl.runner.copy_run import copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession, StartPoint
 from hpcfl.setup.code_digests import edited_since, model_digests, other_shape
@@ -67,7 +58,9 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     components, comm, folder = session.components, session.comm, session.folder
     verify_all = request.verify_states
     if request.copied:
-        request = _copy(session, request)
+        source = request.source
+        kept, at = _from_rank_0(comm, source, lambda: _checkpoint(session, request, source))
+        request = copy_run(session, request, at, kept)
         verify_all = False  # the states were compared as they were copied
     retained_rounds, newest = _from_rank_0(comm, folder, lambda: _lock(session, request))
     comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
@@ -161,81 +154,6 @@ def _checkpoint(
         if size != before:
             raise other_shape(folder, edited, size, before)
     return retained_rounds, newest
-
-
-def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
-    """Collective: make the session's folder, a copy of the request's run, or a branch of it.
-
-    Returns:
-        The request with the job of the copy.
-    """
-    comm, source = session.comm, request.source
-    retained_rounds, at = _from_rank_0(comm, source, lambda: _checkpoint(session, request, source))
-    with request.suggest_older(retained_rounds), raise_collectively(comm):
-        check_files(at)
-    branch = None
-    if request.parent is not None:
-        with raise_collectively(comm):
-            tree = session.components.loaded.tree  # its defaults are resolved
-            before, after = flatten(request.parent.tree), flatten(tree)
-            made = Branch.of(source.root, at.round, before, after)
-            branch = made if made.changes else None  # executor: auto may choose the parent's
-            _require_same_form(session.components, request.parent.job)
-            if at.round == session.components.job.rounds:
-                raise JobError(
-                    f"rounds: a branch at round {at.round} of {source.root} has no round left; "
-                    "begin at an older checkpoint with --round, or set rounds to more"
-                )
-        request = replace(request, job_after=source.job_text(tree))
-    with raise_collectively(comm):
-        # Only to find out whether it can be read.
-        _with_initial_model(session.components, source, at)
-    with request.suggest_older(retained_rounds):
-        copy_run(
-            source,
-            at,
-            session.folder.root,
-            session.components.stored_state,
-            comm,
-            NewJob(request.job_after, branch),
-        )
-    return request
-
-
-def _require_same_form(components: Components, parent: Job) -> None:
-    """Refuse a branch whose server or client states have another form than its parent's.
-
-    Raises:
-        JobError: they have, or what precedes round 1 would have been another: the first server, or
-            a warm start, which only one of the two has.
-    """
-    algorithm, name = components.algorithm, components.loaded.tree["algorithm"]["name"]
-    before = dry_round(parent.algorithm, components.x0.numel(), components.x0.dtype)
-    changes = ", ".join(
-        f"{field.name} {written(getattr(parent.algorithm, field.name))} -> {written(value)}"
-        for field in fields(algorithm)
-        if (value := getattr(algorithm, field.name)) != getattr(parent.algorithm, field.name)
-    )
-    if before.form != components.schema.form:
-        why = "the states of the server or of the clients would have another form"
-    elif parent.algorithm.warm_start != algorithm.warm_start:
-        why = "the states before round 1 would have been others"
-    elif not _same(*(one.init_server(components.x0) for one in (parent.algorithm, algorithm))):
-        why = "it begins with the parent's server, which had the other value"
-    else:
-        return
-    raise JobError(
-        f"algorithm: {name} cannot branch with {changes}: {why}; start a new run with them"
-    )
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Whether two servers have the same tensors."""
-    if isinstance(first, Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, tuple):
-        return all(map(_same, first, second))
-    return bool(first == second)
 
 
 def _with_initial_model(
