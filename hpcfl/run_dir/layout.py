@@ -533,18 +533,23 @@ class RunDir:
         return entries
 
     @property
-    def last_start(self) -> dict[str, Any]:
+    def last_start(self) -> Mapping[str, Any]:
         """The entry of the newest start in the history; empty before the first start.
 
         Raises:
             StoreError: the history is damaged.
         """
-        return next((entry for entry in reversed(self.history_entries()) if "session" in entry), {})
+        return last_start(self.history_entries())
 
     @cached_property
     def job_fingerprint(self) -> str:
         """A digest of the settings that a resume must not change."""
         return job_fingerprint(flatten(relative_to_run(self.read_job().tree, self.root)))
+
+
+def last_start(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The entry of the newest start in a history, oldest first; empty before the first start."""
+    return next((entry for entry in reversed(history) if "session" in entry), {})
 
 
 def history_text(entries: Iterable[Mapping[str, Any]]) -> bytes:

@@ -34,7 +34,7 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
         record_outcomes(session, done),
         session.recording(gradient, progress, NOTHING.after(point.log)),
     ):
-        _announce(session, point, progress)
+        _announce(session, point, progress, finished=finished)
         run = build_run(
             components, comm, session.owner, checkpointer.store, gradient, session, signals
         )
@@ -55,10 +55,11 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
     return final
 
 
-def _announce(session: RankSession, point: StartPoint, progress: Progress) -> None:
+def _announce(
+    session: RankSession, point: StartPoint, progress: Progress, *, finished: bool
+) -> None:
     """Say what begins, to the user, the history and the callbacks."""
     root, components, done = session.folder.root, session.components, point.round
-    finished = done == components.job.rounds
     progress.note(f"{root}: finished, nothing to do" if finished else session.describe(done))
     for line in (*components.loaded.notes, *session.ranks.notes, *components.dataset.notes):
         progress.note(line)
