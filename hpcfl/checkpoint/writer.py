@@ -108,6 +108,7 @@ class PendingCheckpoint:
         with raise_collectively(comm):
             require_in_place()
         root, names, segments = self.folder.parent, "", set[str]()
+        # Rank 0 alone: two writers of one folder on NFS could each miss what the other has done.
         if comm.rank == 0:
             with write_errors(self.folder):
                 segments = self._commit(comm.size)
@@ -132,10 +133,13 @@ class PendingCheckpoint:
             self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files
         )
         content = write_manifest(checkpoint)
-        # The names of all files must be on the disk before the manifest that commits them.
+        # The order of the fsyncs is that of what names what.  A loss of power between two of them
+        # leaves a folder without a manifest, which does not count: contents of the files (each was
+        # fsynced by its writer), their names, and last the manifest, whose rename commits them.
         sync_folder(self.folder)
         write_file(self.folder / MANIFEST, content, advice=STANDS)
-        sync_folder(self.folder.parent)  # the folder's own name
+        # Only now is the checkpoint sure to be found: the oldest one is deleted after this line.
+        sync_folder(self.folder.parent)
         return segments_in(self.folder, tables)
 
 
@@ -183,7 +187,7 @@ def _write(
     best: bytes | None,
     sync: Callable[[], None],
 ) -> None:
-    # Before the manifest, which names a length of the log.
+    # Before the manifest, which names a length of the log: that many bytes must be on the disk.
     sync()
     for name, tensors in files.items():
         write_file(folder / name, save_tensors(tensors), advice=STANDS)

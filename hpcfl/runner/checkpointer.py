@@ -158,6 +158,8 @@ class Checkpointer:
         """
         if self._pending is None:
             return
+        # The rows and segments of the oldest checkpoint are free only once its manifest is deleted,
+        # which a commit does after that of the new one: a kill at any moment leaves one to resume.
         done = self._pending.commit(self.store, self._comm, self._keep, self.require_in_place)
         known = {**self._segments, self._pending.folder.name: done.segments}
         self._pending = None

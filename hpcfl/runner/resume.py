@@ -195,7 +195,9 @@ def _older_tables(session: RankSession, retained_rounds: Sequence[int]) -> list[
 def _rewind(session: RankSession, newest: Checkpoint, log: bytes, job: bytes) -> None:
     """Delete everything that was written after the checkpoint ``newest``; on rank 0 alone.
 
-    The order of the steps leaves the run resumable if a kill interrupts it between any two.
+    The order of the steps leaves the run resumable if a kill interrupts it between any two: the
+    newer checkpoints go first, as they need the log and the segments that are cut after them, and
+    the job may name other rounds only when none of them is left.
     """
     folder = session.folder
     delete_newer(folder.checkpoints, newest.round)

@@ -329,6 +329,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
             session.require_disk_space()
             folder.hold_open()
     set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
+    # Absolute, as all paths that threads use: a callback may be in another folder meanwhile.
     session.comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     session.open_store()
     server = components.algorithm.init_server(components.x0)
