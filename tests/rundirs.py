@@ -39,6 +39,12 @@ def sessions(stores):
     return {path.name.split("-")[0] for path in stores.rglob("*-r*-s*.h5*")}
 
 
+def row_tables(checkpoint):
+    """The content of a checkpoint's row tables, by name."""
+    found = sorted(checkpoint.rglob("rows-*.npz"))
+    return {path.relative_to(checkpoint).as_posix(): path.read_bytes() for path in found}
+
+
 def damage_a_row(run):
     """Flip a byte of a row that only the newest checkpoint names; the row and its client."""
     tables = [Table.load(found.folder, run / "stores") for found in committed(run / "checkpoints")]

@@ -15,7 +15,7 @@ checkpoint; a folder without a manifest is deleted at the next resume.
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -23,32 +23,42 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from hpcfl.errors import StoreError
-from hpcfl.run_dir.manifest import KEPT, RESUME_OLDER, SERVER, Checkpoint, check_files, read_file
+from hpcfl.run_dir.manifest import BEST, KEPT, RESUME_OLDER, SERVER, Checkpoint, read_files
 from hpcfl.store.segment import checksum
 
 
-def read_server(checkpoint: Checkpoint, template: Any, device: torch.device) -> Any:
-    """Read the server of a checkpoint, to ``device``; ``template`` is the dry round's server.
+class ReadCheckpoint(NamedTuple):
+    """What the files of a checkpoint hold; each was read once, and its checksum compared."""
+
+    server: Any
+    """The server's state."""
+    extra_tensors: dict[str, Tensor]
+    """Other tensors that later rounds need, by name."""
+    best: bytes | None
+    """The file of the best model so far, if there is one."""
+    row_tables: dict[str, bytes]
+    """The files of the row tables, by name; ``Table.load`` parses them."""
+
+
+def read_checkpoint(checkpoint: Checkpoint, template: Any, device: torch.device) -> ReadCheckpoint:
+    """Read all files of a checkpoint, tensors to ``device``.
+
+    Args:
+        checkpoint: which one.
+        template: the dry round's server.
+        device: for tensors.
 
     Raises:
         StoreError: a file is missing, damaged, or of another model.
     """
-    check_files(checkpoint)
-    path = checkpoint.folder / SERVER
-    return _nested(_load(path, device), template, path)
+    folder, contents = checkpoint.folder, dict(read_files(checkpoint))
+    server = _nested(_load(folder / SERVER, contents.pop(SERVER), device), template, folder)
+    extra = contents.pop(KEPT, None)
+    extra_tensors = {} if extra is None else _load(folder / KEPT, extra, device)
+    return ReadCheckpoint(server, extra_tensors, contents.pop(BEST, None), contents)
 
 
-def read_extra_tensors(checkpoint: Checkpoint, device: torch.device) -> dict[str, Tensor]:
-    """Read the other tensors of a checkpoint; call ``read_server`` first, which checks the file.
-
-    Raises:
-        StoreError: the file is damaged.
-    """
-    return _load(checkpoint.folder / KEPT, device) if KEPT in checkpoint.files else {}
-
-
-def _load(path: Path, device: torch.device) -> dict[str, Tensor]:
-    content = read_file(path)
+def _load(path: Path, content: bytes, device: torch.device) -> dict[str, Tensor]:
     try:
         entries = load_tensors(content)
     except (SafetensorError, ValueError, LookupError, RuntimeError) as e:
@@ -72,7 +82,8 @@ def copied(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _nested(tensors: dict[str, Tensor], template: Any, path: Path) -> Any:
+def _nested(tensors: dict[str, Tensor], template: Any, folder: Path) -> Any:
+    path = folder / SERVER
     values: list[Any] = []
     for name, value in zip(template._fields, template, strict=True):
         if isinstance(value, Tensor):

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from safetensors.torch import save as save_tensors
@@ -34,6 +34,7 @@ from hpcfl.run_dir.manifest import (
 )
 from hpcfl.store.base import ClientStore
 from hpcfl.store.row_table import files as row_tables
+from hpcfl.store.row_table import is_row_table, segments_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,15 @@ class CheckpointContents:
     """The file of the best model so far, if there is one; on rank 0."""
 
 
+class Committed(NamedTuple):
+    """What a commit leaves."""
+
+    kept: list[Path]
+    """The folders of the checkpoints that are kept, oldest first."""
+    segments: set[str]
+    """The segments that the new one names, relative to the folder of the segments; on rank 0."""
+
+
 @dataclass(frozen=True)
 class PendingCheckpoint:
     """A checkpoint that was begun on every rank and is not yet committed."""
@@ -77,7 +87,7 @@ class PendingCheckpoint:
 
     def commit(
         self, store: ClientStore, comm: Comm, keep: int, require_in_place: Callable[[], None]
-    ) -> list[Path]:
+    ) -> Committed:
         """Collective: wait until all ranks have written, commit, and delete the oldest checkpoint.
 
         Args:
@@ -86,9 +96,6 @@ class PendingCheckpoint:
             keep: how many checkpoints to keep.
             require_in_place: raises LostFileError if a file that the checkpoint needs is gone;
                 called on every rank before anything is committed or deleted.
-
-        Returns:
-            The folders of the checkpoints that are kept, oldest first.
 
         Raises:
             LostFileError: nothing was committed, and nothing deleted.
@@ -100,30 +107,40 @@ class PendingCheckpoint:
         # Collective, so after it all ranks have written their part.
         with raise_collectively(comm):
             require_in_place()
-        root, names = self.folder.parent, ""
+        root, names, segments = self.folder.parent, "", set[str]()
+        # Rank 0 alone: two writers of one folder on NFS could each miss what the other has done.
         if comm.rank == 0:
             with write_errors(self.folder):
-                self._commit(comm.size)
+                segments = self._commit(comm.size)
             with write_errors(root):
                 names = " ".join(_prune(root, keep))
         # Rank 0 sends the names, because on NFS another host may see an older state of the folder.
         folders = [root / name for name in comm.bcast(names).split()]
         store.retain(folders)
-        return folders
+        return Committed(folders, segments)
 
-    def _commit(self, ranks: int) -> None:
+    def _commit(self, ranks: int) -> set[str]:
         names = [SERVER, *row_tables(self.folder, ranks)]
         names += [name for name in (KEPT, BEST) if (self.folder / name).exists()]
-        files = {name: crc32(regular.read(self.folder / name)) for name in names}
+        files, tables = {}, {}
+        for name in names:
+            content = regular.read(self.folder / name)
+            files[name] = crc32(content)
+            if is_row_table(name):
+                tables[name] = content
         c = self.contents
         checkpoint = Checkpoint(
             self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files
         )
         content = write_manifest(checkpoint)
-        # The names of all files must be on the disk before the manifest that commits them.
+        # The order of the fsyncs is that of what names what.  A loss of power between two of them
+        # leaves a folder without a manifest, which does not count: contents of the files (each was
+        # fsynced by its writer), their names, and last the manifest, whose rename commits them.
         sync_folder(self.folder)
         write_file(self.folder / MANIFEST, content, advice=STANDS)
-        sync_folder(self.folder.parent)  # the folder's own name
+        # Only now is the checkpoint sure to be found: the oldest one is deleted after this line.
+        sync_folder(self.folder.parent)
+        return segments_in(self.folder, tables)
 
 
 def begin(
@@ -170,7 +187,7 @@ def _write(
     best: bytes | None,
     sync: Callable[[], None],
 ) -> None:
-    # Before the manifest, which names a length of the log.
+    # Before the manifest, which names a length of the log: that many bytes must be on the disk.
     sync()
     for name, tensors in files.items():
         write_file(folder / name, save_tensors(tensors), advice=STANDS)

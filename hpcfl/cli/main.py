@@ -176,10 +176,11 @@ def _may_print() -> bool:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from hpcfl.job.run_name import run_directory
-
-    out = options.out or run_directory(options.job, options.overrides)
+    out = options.out
     if options.continued:
+        from hpcfl.job.run_name import run_directory
+
+        out = out or run_directory(options.job, options.overrides)
         signals.set_resumable(out)
     from hpcfl.runner.start import start
     from hpcfl.setup.objects import load_job

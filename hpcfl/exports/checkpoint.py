@@ -14,7 +14,7 @@ from torch import nn
 
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
-from hpcfl.checkpoint.format import copied, read_server
+from hpcfl.checkpoint.format import copied, read_checkpoint
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
@@ -27,11 +27,12 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.manifest import (
     BEST,
+    INITIAL,
     Checkpoint,
-    check_files,
-    check_run_files,
     committed_folders,
     find,
+    read_files,
+    read_run_files,
     rounds,
 )
 from hpcfl.seeds import key
@@ -157,14 +158,14 @@ def _read(
 
 def _best(checkpoint: Checkpoint, folder: RunDir) -> dict[str, NDArray[Any]]:
     """The arrays of the .npz, for the best model as of a checkpoint."""
-    check_files(checkpoint)
-    check_run_files(checkpoint, folder.root)
-    if checkpoint.best is None:
+    content = dict(read_files(checkpoint)).get(BEST)
+    read_run_files(checkpoint, folder.root)
+    if content is None:
         raise JobError(
             f"{folder.root}: keeps no best model up to round {checkpoint.round}; its job needs "
             "evaluate.best: true, and an evaluation before the checkpoint"
         )
-    found = BestModel.unpack(checkpoint.best, checkpoint.folder / BEST)
+    found = BestModel.unpack(content, checkpoint.folder / BEST)
     return {
         "x": _array(found.x),
         "round": np.array(found.round),
@@ -183,17 +184,18 @@ def _arrays(
 
     Sizes come from the initial model in the run directory, so that no data have to be loaded.
     """
-    check_run_files(checkpoint, folder.root)
-    x0 = folder.read_initial()
+    x0 = folder.read_initial(content=read_run_files(checkpoint, folder.root)[INITIAL])
     schema = dry_round(job.algorithm, x0.numel(), x0.dtype)
-    server = read_server(checkpoint, schema.server, torch.device("cpu"))
-    states = _states(checkpoint, folder, stored(job, schema)) if clients else {}
-    return {"x": _array(server.x), "round": np.array(checkpoint.round), **states}
+    found = read_checkpoint(checkpoint, schema.server, torch.device("cpu"))
+    states: dict[str, NDArray[Any]] = {}
+    if clients:
+        table = Table.load(checkpoint.folder, folder.stores, found.row_tables)
+        states = _states(table, stored(job, schema))
+    return {"x": _array(found.server.x), "round": np.array(checkpoint.round), **states}
 
 
-def _states(checkpoint: Checkpoint, folder: RunDir, kept: StateSchema) -> dict[str, NDArray[Any]]:
+def _states(table: Table, kept: StateSchema) -> dict[str, NDArray[Any]]:
     """The ids and states of the clients that have one, ascending."""
-    table = Table.load(checkpoint.folder, folder.stores)
     arrays = {
         f"state_{field.name}": np.empty(
             (len(table.clients), *field.shape), _array(torch.empty(0, dtype=field.dtype)).dtype

@@ -5,6 +5,7 @@ the file is read, since a few kilobytes can unpack to any size.  There is no oth
 array of zeros is as small a file, and may be what the user wants.
 """
 
+import io
 import json
 import os
 import re
@@ -45,15 +46,25 @@ _DAMAGED = (
 
 
 def read_arrays(
-    path: Path, required: Iterable[str], optional: Iterable[str] = ()
+    path: Path,
+    required: Iterable[str],
+    optional: Iterable[str] = (),
+    *,
+    content: bytes | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Read arrays of an .npz by name, in the machine's byte order; nothing is unpickled.
+
+    Args:
+        path: of the file.
+        required: the arrays that it must have.
+        optional: those that it may have.
+        content: of the file, where it was read already.
 
     Raises:
         DataError: the file is missing or damaged, lacks a required array, holds one whose name is
             nearly that of a missing optional one, or is too large.
     """
-    with _open(path) as archive:
+    with _open(path, content) as archive:
         if not isinstance(archive, NpzFile) or archive.zip is None:
             raise DataError(f"{path}: found a single array, expected an .npz archive")
         absent = [name for name in required if name not in archive.files]
@@ -89,21 +100,26 @@ def _refuse_misnamed(path: Path, name: str, others: Iterable[str]) -> None:
             )
 
 
-def read_array(path: Path, key: str | None = None) -> NDArray[Any]:
+def read_array(path: Path, key: str | None = None, *, content: bytes | None = None) -> NDArray[Any]:
     """Read the array of an .npy, or that called ``key`` (or the only one) of an .npz.
+
+    Args:
+        path: of the file.
+        key: the array's name.
+        content: of the file, where it was read already.
 
     Raises:
         DataError: the file is missing or damaged, or holds no such array.
     """
-    with _open(path) as content:
-        if isinstance(content, np.ndarray):
+    with _open(path, content) as found:
+        if isinstance(found, np.ndarray):
             if key is not None:
                 raise DataError(f"{path}: found a single array, expected an archive with {key!r}")
-            return _native(content)
-        names = content.files if key is None else [key]
+            return _native(found)
+        names = found.files if key is None else [key]
         if len(names) != 1:
             raise DataError(f"{path}: name the array by key; found {', '.join(names) or 'none'}")
-    return read_arrays(path, names)[names[0]]
+    return read_arrays(path, names, content=content)[names[0]]
 
 
 def refuse_large_file(path: Path, needed: int) -> None:
@@ -226,8 +242,12 @@ def read_error(error: Exception, message: str, otherwise: type[HpcflError]) -> H
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[Any]:
+def _open(path: Path, content: bytes | None) -> Iterator[Any]:
     """Open a file by ``np.load``; an error of a damaged file in the block becomes a DataError.
+
+    Args:
+        path: of the file.
+        content: of it, where it was read already.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -235,7 +255,7 @@ def _open(path: Path) -> Iterator[Any]:
     """
     try:
         # Opened here: ``np.load`` itself leaves a file with a broken archive open.
-        with open_binary(path) as file:
+        with open_binary(path) if content is None else io.BytesIO(content) as file:
             yield np.load(file, allow_pickle=False)
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error

@@ -89,21 +89,33 @@ def read(path: str | Path) -> JobFile:
     return _parse(path, raw)
 
 
-def read_resolved(path: Path) -> JobFile:
-    """Read the job.yaml of a run directory, whose last line holds the checksum of the others.
+def resolved_content(path: Path) -> bytes:
+    """Read the content of the job.yaml of a run directory, for ``parse_resolved``.
 
     Raises:
-        StoreError: it cannot be read, or is not as hpcfl wrote it.
+        StoreError: it cannot be read.
         DiskError: the disk fails.
-        JobError: it is no YAML mapping.
     """
     try:
-        raw = _content(path)
+        return _content(path)
     except OSError as e:
         message = (
             f"{path}: cannot be read: {e.strerror or e}; put it back, it is the job of the run"
         )
         raise file_error(e, message, StoreError) from e
+
+
+def parse_resolved(path: Path, raw: bytes) -> JobFile:
+    """Parse the job.yaml of a run directory, whose last line holds the checksum of the others.
+
+    Args:
+        path: of the file.
+        raw: its content.
+
+    Raises:
+        StoreError: it is not as hpcfl wrote it.
+        JobError: it is no YAML mapping.
+    """
     content, _, last = raw.rpartition(_CHECKSUM)
     found = f"{crc32(content):08x}\n".encode()
     if not content:

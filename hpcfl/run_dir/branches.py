@@ -17,7 +17,7 @@ from hpcfl.job.settings import Settings, written
 
 
 class Branch(NamedTuple):
-    """A round from which a run has other settings than its parent."""
+    """A round from which a run has other settings than its parent; of a mere copy, the same."""
 
     parent: str
     """The parent's directory, absolute as it was then."""
@@ -51,8 +51,9 @@ class Branch(NamedTuple):
 
     @property
     def entry(self) -> dict[str, Any]:
-        """As an object of branches.json and history.jsonl."""
-        return {"branch_of": self.parent, "round": self.round, "changes": list(self.changes)}
+        """As an object of branches.json and history.jsonl; that of a mere copy has no changes."""
+        changes = {"changes": list(self.changes)} if self.changes else {}
+        return {"branch_of": self.parent, "round": self.round, **changes}
 
     @property
     def course(self) -> str:
@@ -76,6 +77,15 @@ def read_branches(path: Path) -> tuple[Branch, ...]:
         content = read_bytes(path, "put it back")
     except FileNotFoundError:
         return ()
+    return parse_branches(path, content)
+
+
+def parse_branches(path: Path, content: bytes) -> tuple[Branch, ...]:
+    """Parse the content of a branches.json.
+
+    Raises:
+        StoreError: it is damaged.
+    """
     try:
         found = parse_json(checksum.remove_from_json(content))
         return tuple(Branch.parse(entry) for entry in found["branches"])

@@ -5,10 +5,13 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, cast
 
 from hpcfl.errors import DivergedError, RemoteRankError, Stopped, one_line
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.layout import RunDir, last_start
 
 Ending = Literal["finished", "stopped", "diverged", "failed"]
 ENDINGS: tuple[Ending, ...] = ("finished", "stopped", "diverged", "failed")
+
+
+State = Literal["alive", "finished", "diverged", "failed", "stopped", "not running", "unfinished"]
 
 
 class Outcome(NamedTuple):
@@ -35,13 +38,40 @@ def outcome_of(error: BaseException, round: int) -> Outcome:
     return Outcome("failed", round, one_line(f"{type(error).__name__}: {error}"))
 
 
+def state_of(
+    done: int, rounds: int, outcome: Outcome | None, *, alive: bool | None, failed: bool
+) -> State:
+    """What a run is now, as status, reports and sweeps say it; ``RunRecord.state`` asks here.
+
+    Args:
+        done: rounds in its log.
+        rounds: of its job.
+        outcome: of its newest start, see ``last_outcome``.
+        alive: whether a process uses its directory; None: nobody asked.
+        failed: whether the sweep that made it saw it fail last.
+    """
+    if alive:
+        return "alive"
+    if done >= rounds:
+        return "finished"
+    if alive is None and not failed:
+        return "unfinished"
+    if failed and (outcome is None or outcome.ending != "diverged"):
+        return "failed"
+    # Finished, but with a shorter log: it was cut, or the job was given more rounds since.
+    if outcome is None or outcome.ending == "finished":
+        return "not running"
+    return outcome.ending
+
+
 def record_outcome(folder: RunDir, session_id: str, outcome: Outcome) -> bool:
     """Add the outcome of a session to the history; False if the history has no such session.
 
     Raises:
         StoreError: the history is damaged, or cannot be written.
     """
-    entries = folder.history_entries()
+    # Read again: the run may have lasted for days since it was read under the lock.
+    entries = folder.read_history()
     for entry in entries:
         if entry.get("session") == session_id:
             entry["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
@@ -84,8 +114,7 @@ def recorded_machines(history: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def recorded_guess(history: Sequence[Mapping[str, Any]]) -> float | None:
     """The loss of guessing, in the newest start's entry; see ``hpcfl.evaluation.divergence``."""
-    starts = [entry for entry in history if "session" in entry]
-    found = starts[-1].get("guess_loss") if starts else None
+    found = last_start(history).get("guess_loss")
     return float(found) if isinstance(found, int | float) else None
 
 

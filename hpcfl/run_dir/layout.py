@@ -51,9 +51,10 @@ from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
     LARGEST_FILE,
     JobFile,
+    parse_resolved,
     plain,
-    read_resolved,
     relative_to_run,
+    resolved_content,
     write_resolved,
 )
 from hpcfl.run_dir.manifest import BRANCHES, INITIAL, committed_folders, require_format
@@ -88,6 +89,9 @@ class RunDir:
         self.ranks = root / "ranks"
         self.lock_file = root / "lock"
         self._lock: int | None = None  # the descriptor of the locked file
+        # What was read or written under the lock, which keeps other processes from changing it.
+        self._job: bytes | None = None
+        self._history: list[dict[str, Any]] | None = None
         self._held_paths: list[HeldPath] = []
 
     def __enter__(self) -> Self:
@@ -96,7 +100,7 @@ class RunDir:
     def __exit__(self, *exception: object) -> None:
         if self._lock is not None:
             os.close(self._lock)
-            self._lock = None
+            self._lock = self._job = self._history = None
         while self._held_paths:
             self._held_paths.pop().close()
 
@@ -189,7 +193,7 @@ class RunDir:
                     # Another start was quicker, and has ended.
                     exit_code=REPEAT if continued else None,
                 )
-        write_file(self.job, content)
+        self.write_job(content)
 
     def _refuse_nesting(self) -> None:
         """Refuse a directory in a run or around runs: a report takes all below a run for its own.
@@ -227,10 +231,11 @@ class RunDir:
         Before the first round the keys that a resume may change do not count: there is nothing they
         change.
         """
-        if read_bytes(self.job, "remove it, or choose another with --out") == content:
+        there = read_bytes(self.job, "remove it, or choose another with --out")
+        if there == content:
             return None
         try:
-            found: dict[str, Any] = plain(self.read_job().tree)
+            found: dict[str, Any] = plain(self.parse_job(there).tree)
         except (JobError, StoreError):  # edited, or no job.yaml of hpcfl: not to be overwritten
             return ""
         if found == tree:
@@ -242,10 +247,10 @@ class RunDir:
         bound = [*immutable_changes(*jobs)]
         if not bound and self.is_unbegun:
             return None
-        key, there, here = (bound or differing)[0]
+        key, before, here = (bound or differing)[0]
         resume = f" (a resume may change it: `hpcfl resume {self.root} {key}=...`)"
         more = resume if not bound and self.has_checkpoint else ""
-        return f": {key} is {there} there, {here} here{more}"
+        return f": {key} is {before} there, {here} here{more}"
 
     @property
     def has_checkpoint(self) -> bool:
@@ -394,15 +399,39 @@ class RunDir:
         """The content of job.yaml for a job; files of the directory are named relative to it."""
         return write_resolved(relative_to_run(tree, self.root))
 
+    def job_content(self) -> bytes:
+        """The content of job.yaml; under the lock it is read once.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        content = self._job or resolved_content(self.job)
+        if self._lock is not None:
+            self._job = content
+        return content
+
+    def write_job(self, content: bytes, *, advice: str = "make room or repair the disk") -> None:
+        """Write job.yaml; see ``write_file``."""
+        write_file(self.job, content, advice=advice)
+        self._job = content
+
     def read_job(self) -> JobFile:
-        """Read the resolved job.
+        """Read the resolved job; under the lock it is read once.
 
         Raises:
             StoreError: job.yaml was changed, or another version of hpcfl wrote it.
             JobError: it is no YAML mapping.
         """
+        return self.parse_job(self.job_content())
+
+    def parse_job(self, content: bytes) -> JobFile:
+        """Parse the content of job.yaml.
+
+        Raises:
+            StoreError, JobError: see ``read_job``.
+        """
         try:
-            return read_resolved(self.job)
+            return parse_resolved(self.job, content)
         except StoreError:
             for folder in committed_folders(self.checkpoints):
                 require_format(folder)
@@ -419,14 +448,18 @@ class RunDir:
         write_file(self.initial, buffer.getvalue())
         return {INITIAL: crc32(buffer.getvalue())}
 
-    def read_initial(self, like: Vector | None = None) -> Vector:
-        """Read the initial model; if ``like`` is given, require its shape and dtype.
+    def read_initial(self, like: Vector | None = None, content: bytes | None = None) -> Vector:
+        """Read the initial model.
+
+        Args:
+            like: whose shape and dtype it must have, if given.
+            content: of the file, where it was read already.
 
         Raises:
             StoreError: it is missing, damaged or of another model.
         """
         try:
-            x0 = torch.from_numpy(read_array(self.initial))
+            x0 = torch.from_numpy(read_array(self.initial, content=content))
         except (DataError, TypeError) as e:  # torch raises TypeError for a dtype it does not have
             raise StoreError(f"{self.initial}: cannot be read: {e}") from e
         if like is not None and (x0.shape, x0.dtype) != (like.shape, like.dtype):
@@ -462,9 +495,23 @@ class RunDir:
 
     def write_history(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Replace the history."""
-        write_file(self.history, history_text(entries))
+        written = [dict(entry) for entry in entries]
+        write_file(self.history, history_text(written))
+        if self._lock is not None:
+            self._history = written
 
     def history_entries(self) -> list[dict[str, Any]]:
+        """The history as ``read_history`` returns it; under the lock it is read once.
+
+        Raises:
+            StoreError: it is damaged, or cannot be read.
+        """
+        found = self.read_history() if self._history is None else self._history
+        if self._lock is not None:
+            self._history = found
+        return list(found)
+
+    def read_history(self) -> list[dict[str, Any]]:
         """Read the history: the starts of the run, and where it was copied; oldest first.
 
         Raises:
@@ -486,18 +533,23 @@ class RunDir:
         return entries
 
     @property
-    def last_start(self) -> dict[str, Any]:
+    def last_start(self) -> Mapping[str, Any]:
         """The entry of the newest start in the history; empty before the first start.
 
         Raises:
             StoreError: the history is damaged.
         """
-        return next((entry for entry in reversed(self.history_entries()) if "session" in entry), {})
+        return last_start(self.history_entries())
 
     @cached_property
     def job_fingerprint(self) -> str:
         """A digest of the settings that a resume must not change."""
         return job_fingerprint(flatten(relative_to_run(self.read_job().tree, self.root)))
+
+
+def last_start(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The entry of the newest start in a history, oldest first; empty before the first start."""
+    return next((entry for entry in reversed(history) if "session" in entry), {})
 
 
 def history_text(entries: Iterable[Mapping[str, Any]]) -> bytes:

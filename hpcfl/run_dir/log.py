@@ -35,19 +35,23 @@ OF_RANKS = "busy_s"  # the only key whose value is a list: a number for each ran
 
 
 class RunLog:
-    """The log of a run, open for appending; without a path (not rank 0) it writes nothing."""
+    """The log of a run, open for appending; without a path (not rank 0) it writes nothing.
 
-    def __init__(self, path: Path | None) -> None:
+    Args:
+        path: of the file.
+        position: its end; a resume has cut it there.
+    """
+
+    def __init__(self, path: Path | None, position: LogPosition = NOTHING) -> None:
         self._path = path or Path()
         self._file: FileIO | None = None
-        self.position = NOTHING
+        self.position = position
         """The end of the log."""
         if path:
             with write_errors(path):
                 # Unbuffered: after a failed write (a full disk), a buffer would be written again at
                 # the close, and fail again.
                 self._file = regular.open_append(path)
-                self.position = NOTHING.after(regular.read(path))
 
     def write(self, record: Line) -> None:
         """Append the line of a round; numbers that are not finite, which JSON lacks, are null.
@@ -102,15 +106,15 @@ def log_line(record: Line) -> bytes:
     return checksum.add_to_json(json.dumps(known, allow_nan=False)) + b"\n"
 
 
-def truncate_log(path: Path, extent: LogPosition) -> None:
-    """Cut the log at ``extent``, the position of a checkpoint: later rounds are run again.
+def truncate_log(path: Path, kept: bytes) -> None:
+    """Cut the log behind ``kept``, its rounds up to a checkpoint: later ones are run again.
 
     Raises:
-        StoreError: rounds are missing or damaged, or the disk fails.
+        DiskError: the disk is full or fails.
+        StoreError: it cannot be written for another reason.
     """
-    kept = require_log_prefix(path, extent)
     # Not cut in place: other hard links may lead to the file, of a copy of the run or a backup.
-    if path.exists() and path.stat().st_size > extent.length:
+    if path.exists() and path.stat().st_size > len(kept):
         write_file(path, kept, advice=STANDS)
 
 
@@ -177,6 +181,14 @@ class LogReader:
                 self._rounds, self._end, self._last = [], 0, b""
                 file.seek(0)
             more = file.read()
+        return self.parse(more)
+
+    def parse(self, more: bytes) -> tuple[Mapping[str, Any], ...]:
+        """The objects of all rounds up to the end of ``more``, which follows what was read so far.
+
+        Raises:
+            StoreError: a line is damaged.
+        """
         *lines, tail = more.split(b"\n")
         for line in lines:
             self._rounds.append(self._parsed(line))

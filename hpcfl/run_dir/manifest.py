@@ -6,7 +6,7 @@ commits the checkpoint: a folder without one does not count, and is deleted.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,15 +51,6 @@ class Checkpoint(NamedTuple):
     """The digest of every input of the job, by name (hpcfl.data.fingerprints)."""
     run_files: Mapping[str, int]
     """The crc32 of files of the run directory that no round changes, by name."""
-
-    @property
-    def best(self) -> bytes | None:
-        """The file of the best model, if there is one; ``check_files`` compares its checksum.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
-        return read_file(self.folder / BEST) if BEST in self.files else None
 
 
 def committed(root: Path) -> list[Checkpoint]:
@@ -191,30 +182,51 @@ def folder_of(root: Path, round: int) -> Path:
     return root / f"{round:08d}"
 
 
+def read_files(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
+    """Read the files of a checkpoint, each when its turn comes, and compare their checksums.
+
+    Yields:
+        The name and the content of each.
+
+    Raises:
+        StoreError: one is missing or damaged.
+    """
+    for name, expected in checkpoint.files.items():
+        yield name, _read_checked(checkpoint.folder / name, expected, RESUME_OLDER)
+
+
 def check_files(checkpoint: Checkpoint) -> None:
     """Compare the checksums of a checkpoint's files with its manifest.
 
     Raises:
         StoreError: one is missing or damaged.
     """
-    for name, expected in checkpoint.files.items():
-        path = checkpoint.folder / name
-        found = crc32(read_file(path))
-        if found != expected:
-            raise StoreError(f"{path}: checksum {found}, expected {expected}; {RESUME_OLDER}")
+    for _ in read_files(checkpoint):
+        pass
 
 
-def check_run_files(checkpoint: Checkpoint, root: Path) -> None:
-    """Compare the checksums of the files of the run directory ``root`` that no round changes.
+def read_run_files(checkpoint: Checkpoint, root: Path) -> dict[str, bytes]:
+    """Read the files of the run directory ``root`` that no round changes; compare their checksums.
+
+    Returns:
+        The content of each by its name.
 
     Raises:
         StoreError: one is missing or damaged.
     """
-    for name, expected in checkpoint.run_files.items():
-        path, advice = root / name, "put it back, or run the job again into another directory"
-        found = crc32(read_file(path, advice))
-        if found != expected:
-            raise StoreError(f"{path}: checksum {found}, expected {expected}; {advice}")
+    advice = "put it back, or run the job again into another directory"
+    return {
+        name: _read_checked(root / name, expected, advice)
+        for name, expected in checkpoint.run_files.items()
+    }
+
+
+def _read_checked(path: Path, expected: int, advice: str) -> bytes:
+    content = read_file(path, advice)
+    found = crc32(content)
+    if found != expected:
+        raise StoreError(f"{path}: checksum {found}, expected {expected}; {advice}")
+    return content
 
 
 RESUME_OLDER = "resume from an older checkpoint"
@@ -240,7 +252,16 @@ def read(folder: Path) -> Checkpoint:
         StoreError: it is missing or damaged, or another version of hpcfl wrote it.
         DiskError: the disk fails.
     """
-    manifest = require_format(folder)
+    return parse(folder, read_file(folder / MANIFEST))
+
+
+def parse(folder: Path, content: bytes) -> Checkpoint:
+    """Parse the manifest of the committed checkpoint in ``folder``.
+
+    Raises:
+        StoreError: it is damaged, or another version of hpcfl wrote it.
+    """
+    manifest = _of_this_format(folder, content)
     try:
         return Checkpoint(
             folder,
@@ -272,18 +293,22 @@ def write_manifest(checkpoint: Checkpoint) -> bytes:
     return checksum.add_to_json(json.dumps(manifest, indent=1))
 
 
-def require_format(folder: Path) -> Mapping[str, Any]:
+def require_format(folder: Path) -> None:
     """Refuse the checkpoint in ``folder`` if another version of hpcfl wrote its manifest.
-
-    Returns:
-        The manifest's object; only its format and its checksum are checked.
 
     Raises:
         StoreError: another version wrote it, or it cannot be read or is damaged.
         DiskError: the disk fails.
     """
-    path = folder / MANIFEST
-    content = read_file(path)
+    _of_this_format(folder, read_file(folder / MANIFEST))
+
+
+def _of_this_format(folder: Path, content: bytes) -> Mapping[str, Any]:
+    """A manifest's object; only its format and its checksum are checked.
+
+    Raises:
+        StoreError: another version wrote it, or it is damaged.
+    """
     try:
         # The format is read before the rest is required: manifests up to format 4 had no
         # checksum, and later formats may have other keys.
@@ -298,8 +323,8 @@ def require_format(folder: Path) -> Mapping[str, Any]:
         raise _damaged(folder, e) from e
     if found != FORMAT:
         raise StoreError(
-            f"{path}: found format {found}, expected {FORMAT}: another version of hpcfl wrote "
-            "it; resume with that version, or run the job again into another directory"
+            f"{folder / MANIFEST}: found format {found}, expected {FORMAT}: another version of "
+            "hpcfl wrote it; resume with that version, or run the job again into another directory"
         )
     return manifest
 

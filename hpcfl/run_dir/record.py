@@ -22,6 +22,7 @@ from hpcfl.run_dir.history import (
     recorded_guess,
     recorded_init,
     recorded_machines,
+    state_of,
 )
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require_log_prefix
@@ -111,16 +112,8 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """The state: alive, finished, diverged, failed, stopped, not running or unfinished."""
-        if self.alive or self.finished:
-            return "alive" if self.alive else "finished"
-        if self.alive is None and not self.failed:
-            return "unfinished"
-        ending = self.outcome.ending if self.outcome else "finished"
-        if self.failed and ending != "diverged":
-            return "failed"
-        # Finished, but with a shorter log: it was cut, or the job was given more rounds since.
-        return "not running" if ending == "finished" else ending
+        """What it is now, see ``hpcfl.run_dir.history.state_of``."""
+        return state_of(self.done, self.rounds, self.outcome, alive=self.alive, failed=self.failed)
 
     @cached_property
     def divergence(self) -> Divergence | None:

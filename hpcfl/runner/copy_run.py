@@ -1,36 +1,46 @@
-"""Copy a run as of one of its checkpoints; the copy is complete, or not there at all."""
+"""Copy a run as of one of its checkpoints; the copy is complete, or not there at all.
+
+The copy continues the run, or is a branch of it: then other settings begin at the checkpoint.
+"""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.checkpoint import buffers
 from hpcfl.checkpoint.verify import verify_states
-from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
+from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, sync_folder, write_by, write_file
 from hpcfl.io.files import present
-from hpcfl.run_dir.branches import Branch, read_branches, write_branches
+from hpcfl.job.settings import flatten, written
+from hpcfl.run_dir.branches import Branch, parse_branches, write_branches
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix
-from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, Checkpoint, check_files, write_manifest
+from hpcfl.run_dir.manifest import (
+    BRANCHES,
+    INITIAL,
+    MANIFEST,
+    Checkpoint,
+    read_files,
+    read_run_files,
+    write_manifest,
+)
+from hpcfl.runner.resume_request import ResumeRequest
+from hpcfl.runner.session import RankSession
+from hpcfl.setup.components import Components
 from hpcfl.store.row_table import Table
-from hpcfl.store.schema import StateSchema
-
-
-class NewJob(NamedTuple):
-    """The job of a copy."""
-
-    content: bytes
-    """Of its job.yaml."""
-    branch: Branch | None
-    """What makes it another run than the original; None: it continues the original."""
 
 
 def require_absent(copy: Path) -> None:
@@ -44,26 +54,45 @@ def require_absent(copy: Path) -> None:
 
 
 def copy_run(
-    source: RunDir, at: Checkpoint, copy: Path, schema: StateSchema, comm: Comm, job: NewJob
-) -> None:
-    """Collective: copy a run, alive or not, as of a checkpoint, and compare every checksum.
+    session: RankSession, request: ResumeRequest, at: Checkpoint, kept: Sequence[int]
+) -> ResumeRequest:
+    """Collective: copy the request's run to the session's folder, and compare every checksum.
 
-    All ranks copy segments.  Hard links would not do: both runs write rows in place.
+    The run, alive or not, is only read.  All ranks copy segments.  Hard links would not do: both
+    runs write rows in place.
 
     Args:
-        source: the run, which is only read.
+        session: of the copy.
+        request: to resume a copy, or a branch.
         at: the checkpoint that the copy will hold.
-        copy: the new directory.
-        schema: the shape of a client's state.
-        comm: the ranks.
-        job: the copy's.
+        kept: the rounds of the run's checkpoints up to this one.
+
+    Returns:
+        The request with the job of the copy.
 
     Raises:
         StoreError: the checkpoint is damaged.
-        JobError: it was deleted meanwhile, or the copy exists, is being made or cannot be made.
+        JobError: it was deleted meanwhile, or the copy exists, is being made or cannot be made, or
+            a branch cannot begin there.
     """
-    part = RunDir(copy.with_name(f".{copy.name}{PART}"))
-    with part:
+    components, comm, source = session.components, session.comm, request.source
+    copy, run_files = session.folder.root, dict[str, bytes]()
+    branch = Branch(str(source.root.absolute()), at.round, ())
+    with raise_collectively(comm):
+        if request.parent is not None:
+            tree = components.loaded.tree  # its defaults are resolved
+            branch = Branch.of(source.root, at.round, flatten(request.parent.tree), flatten(tree))
+            _require_branch(components, request.parent.job.algorithm, source, at.round)
+            request = replace(request, job_after=source.job_text(tree))
+        if comm.rank == 0:
+            run_files = read_run_files(at, source.root)
+            # A copy that could not be resumed must not appear.
+            source.read_initial(components.x0, run_files[INITIAL])
+            buffers.read(source.buffers, components.buffers)
+    with (
+        request.suggest_older(kept),
+        RunDir(copy.with_name(f".{copy.name}{PART}")) as part,
+    ):
         with raise_collectively(comm), _while_kept(source, at):
             if comm.rank == 0:
                 RunDir(copy).refuse_inside_run()
@@ -71,12 +100,12 @@ def copy_run(
         try:
             with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
-                    _copy_files(source, at, part, job)
+                    _copy_files(source, at, part, run_files, request.job_after, branch)
             with raise_collectively(comm), _while_kept(source, at):
                 for path in _segments(Table.load(at.folder, source.stores))[comm.rank :: comm.size]:
                     _copy(path, part.stores / path.relative_to(source.stores))
             with raise_collectively(comm), _while_kept(source, at):
-                _compare(source, at, part, schema, comm)
+                _compare(session, source, at, part)
             with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
                     _finish(at, part, copy)
@@ -84,6 +113,7 @@ def copy_run(
             if comm.rank == 0:
                 shutil.rmtree(part.root, ignore_errors=True)
             raise
+    return request
 
 
 @contextmanager
@@ -129,30 +159,34 @@ def _clear(part: RunDir) -> None:
     part.stores.mkdir()
 
 
-def _copy_files(source: RunDir, at: Checkpoint, part: RunDir, job: NewJob) -> None:
-    """All but the segments."""
-    _put(part.job, job.content)
-    _put(part.initial, regular.read(source.initial))
+def _copy_files(
+    source: RunDir,
+    at: Checkpoint,
+    part: RunDir,
+    run_files: dict[str, bytes],
+    job: bytes,
+    branch: Branch,
+) -> None:
+    """All but the segments; what is written was compared with its checksum as it was read."""
+    if branch.changes:
+        earlier = run_files.get(BRANCHES)
+        branches = () if earlier is None else parse_branches(source.branches, earlier)
+        run_files[BRANCHES] = write_branches([*branches, branch])
+    for name, content in run_files.items():
+        _put(part.root / name, content)
+    _put(part.job, job)
     if present(source.buffers):
         _put(part.buffers, regular.read(source.buffers))
-    if BRANCHES in at.run_files:
-        _put(part.branches, regular.read(source.branches))
     for path in sorted(source.kept.glob("*")):
         _copy(path, part.kept / path.name)
     _put(part.log, require_log_prefix(source.log, at.log))
     part.write_history(e for e in source.history_entries() if e.get("round", 0) <= at.round)
-    manifest = regular.read(at.folder / MANIFEST)
-    if job.branch is not None:
-        branches = write_branches([*read_branches(source.branches), job.branch])
-        _put(part.branches, branches)
-        run_files = {**at.run_files, BRANCHES: crc32(branches)}
-        manifest = write_manifest(at._replace(job=part.job_fingerprint, run_files=run_files))
-    entry = {"branch_of": str(source.root.absolute()), "round": at.round}
-    part.add_to_history(entry if job.branch is None else job.branch.entry)
+    part.add_to_history(branch.entry)
     folder = part.checkpoints / at.folder.name
-    for name in at.files:
-        _put(folder / name, regular.read(at.folder / name))
-    _put(folder / MANIFEST, manifest)
+    for name, content in read_files(at):
+        _put(folder / name, content)
+    sums = {name: crc32(content) for name, content in run_files.items()}
+    _put(folder / MANIFEST, write_manifest(at._replace(job=part.job_fingerprint, run_files=sums)))
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -171,34 +205,76 @@ def _copy(source: Path, target: Path) -> None:
         write_by(target, lambda copy: shutil.copyfileobj(file, copy))
 
 
-def _compare(source: RunDir, at: Checkpoint, part: RunDir, schema: StateSchema, comm: Comm) -> None:
-    """Compare the copy with its checksums; every rank checks a part of the states.
+def _compare(session: RankSession, source: RunDir, at: Checkpoint, part: RunDir) -> None:
+    """Compare the states of the copy with their checksums; every rank checks a part of them.
 
     Raises:
         StoreError: one is wrong; if the original is damaged itself, the message names it.
     """
-    copied = at._replace(folder=part.checkpoints / at.folder.name)
+
+    def check(folder: Path, run: RunDir) -> None:
+        table, comm = Table.load(folder, run.stores), session.comm
+        share = np.array_split(table.clients, comm.size)[comm.rank]
+        schema = session.components.stored_state
+        verify_states(table, schema, share, rows=True, show_progress=comm.rank == 0)
+
     try:
-        _check(copied, part, schema, comm)
+        check(part.checkpoints / at.folder.name, part)
     except StoreError:
-        _check(at, source, schema, comm)
+        check(at.folder, source)
         raise
-
-
-def _check(at: Checkpoint, run: RunDir, schema: StateSchema, comm: Comm) -> None:
-    if comm.rank == 0:
-        check_files(at)
-    table = Table.load(at.folder, run.stores)
-    share = np.array_split(table.clients, comm.size)[comm.rank]
-    verify_states(table, schema, share, rows=True, show_progress=comm.rank == 0)
 
 
 def _finish(at: Checkpoint, part: RunDir, copy: Path) -> None:
     """Rename the copy into place, if the run still keeps the checkpoint."""
     (at.folder / MANIFEST).stat()
     require_absent(copy)
+    # All names in the folders are on the disk before the copy has its own.
     for folder in (path for path in part.root.rglob("*") if path.is_dir()):
         sync_folder(folder)
     sync_folder(part.root)
     part.root.rename(copy)
     sync_folder(copy.parent)
+
+
+def _require_branch(components: Components, parent: Algorithm, source: RunDir, round: int) -> None:
+    """Refuse a branch that has no round left, or states of another form than its parent's.
+
+    Raises:
+        JobError: it has, or what precedes round 1 would have been another: the first server, or a
+            warm start, which only one of the two has.
+    """
+    algorithm = components.algorithm
+    before = dry_round(parent, components.x0.numel(), components.x0.dtype)
+    if before.form != components.schema.form:
+        why = "the states of the server or of the clients would have another form"
+    elif parent.warm_start != algorithm.warm_start:
+        why = "the states before round 1 would have been others"
+    elif not _same(*(one.init_server(components.x0) for one in (parent, algorithm))):
+        why = "it begins with the parent's server, which had the other value"
+    else:
+        why = ""
+    if why:
+        changes = ", ".join(
+            f"{field.name} {written(getattr(parent, field.name))} -> {written(value)}"
+            for field in fields(algorithm)
+            if (value := getattr(algorithm, field.name)) != getattr(parent, field.name)
+        )
+        name = components.loaded.tree["algorithm"]["name"]
+        raise JobError(
+            f"algorithm: {name} cannot branch with {changes}: {why}; start a new run with them"
+        )
+    if round == components.job.rounds:
+        raise JobError(
+            f"rounds: a branch at round {round} of {source.root} has no round left; "
+            "begin at an older checkpoint with --round, or set rounds to more"
+        )
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two servers have the same tensors."""
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, tuple):
+        return all(map(_same, first, second))
+    return bool(first == second)

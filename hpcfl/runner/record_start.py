@@ -13,29 +13,26 @@ from hpcfl.io.progress import Progress
 from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.schema import Job
 from hpcfl.job.settings import flatten, written
-from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.session import RankSession
 from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.setup.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
-from hpcfl.setup.rank_layout import Ranks
 from hpcfl.user_code.names import digest_of
 
 
-def record_start(session: RankSession, ranks: Ranks, done: int, progress: Progress) -> None:
+def record_start(session: RankSession, done: int, progress: Progress) -> None:
     """Write this start into the history, and print the changes since the last start; on rank 0.
 
     Args:
         session: of this start.
-        ranks: the hosts and devices of all ranks.
         done: rounds completed.
         progress: prints lines for the user.
 
     Raises:
         StoreError: the history is damaged, or cannot be written.
     """
-    folder, job = session.folder, session.components.loaded
+    folder, job, ranks = session.folder, session.components.loaded, session.ranks
     before = folder.last_start
     settings = mutable_settings(flatten(job.tree))
     facts = {"ranks": session.comm.size, "summed_by": session.comm.library}
@@ -96,9 +93,9 @@ def _edited(before: Mapping[str, str], now: Mapping[str, str], done: int) -> Ite
 
 def _branch_notes(session: RankSession) -> Iterator[str]:
     """A line for each branch that led to the run; and for algorithm defaults of other cohorts."""
-    branches = read_branches(session.folder.branches)
-    yield from map(str, branches)
-    if not any(change["key"].startswith("cohort.") for b in branches for change in b.changes):
+    yield from map(str, session.branches)
+    changes = (change for branch in session.branches for change in branch.changes)
+    if not any(change["key"].startswith("cohort.") for change in changes):
         return
     algorithm, clients = session.components.algorithm, len(session.components.rows)
     derived: dict[str, Any] = {
@@ -115,15 +112,6 @@ def _branch_notes(session: RankSession) -> Iterator[str]:
                 f"algorithm.{key} is {written(value)} as before; the default for these cohorts: "
                 f"{written(default)}"
             )
-
-
-def list_kept_rounds(session: RankSession, progress: Progress) -> None:
-    """List the last rounds of the log, after which a resume goes on; on rank 0.
-
-    Raises:
-        StoreError: a line of the log is damaged.
-    """
-    progress.kept(LogReader(session.folder.log).read())
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from typing import Any, NoReturn, Self
 
 from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
-from hpcfl.io.files import READABLE, read_bytes
 from hpcfl.job import yaml_file
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.resume_rules import (
@@ -18,14 +17,13 @@ from hpcfl.job.resume_rules import (
     require_branchable,
     require_mutable,
 )
-from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import LoadedJob, require_runnable, validate_keys
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.job.yaml_file import JobFile
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import require_log_prefix
-from hpcfl.run_dir.manifest import find, rounds
+from hpcfl.run_dir.manifest import Checkpoint, find, rounds
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,8 @@ class ResumeRequest:
     """The checkpoint to resume from; None is the newest."""
     verify_states: bool
     """Whether all client states are checked before the first round."""
+    copied: bool
+    """Whether the run is copied, and the copy resumed; the copy may be a branch."""
     parent: LoadedJob | None = None
     """Of a branch, the job without the changes; ``hpcfl.runner.resume`` completes the request."""
 
@@ -73,13 +73,13 @@ class ResumeRequest:
         """
         source.require()
         source.refuse_log_without_checkpoint()
-        parent = load_run(source)
+        found = source.job_content()
+        parent, file = load_run(source, found), source.parse_job(found)
         before = flatten(parent.tree)
-        file = source.read_job()
         yaml_file.override(file, overrides, origin)
         require = require_branchable if copied else require_mutable
         try:
-            loaded = validate_keys(file, run_name(file.name, overrides))
+            loaded = validate_keys(file, parent.name)
         except JobError:
             # algorithm.name=X fails on the keys of the run's own algorithm; that the name must not
             # change is the better message.
@@ -94,9 +94,11 @@ class ResumeRequest:
         return cls(
             source,
             loaded,
-            *_texts(source, changes),
+            found,
+            _changed(source, found, changes),
             round,
             verify_states,
+            copied,
             parent if branch else None,
         )
 
@@ -107,18 +109,18 @@ class ResumeRequest:
         Raises:
             JobError: the run in ``source`` is of another job.
         """
-        before, after = flatten(load_run(source).tree), flatten(loaded.tree)
-        for key, found, asked in immutable_changes(before, after):
+        found = source.job_content()
+        before, after = flatten(load_run(source, found).tree), flatten(loaded.tree)
+        for key, there, asked in immutable_changes(before, after):
             raise JobError(
-                f"{source.root}: holds a run of another job: {key} is {found} there, {asked} "
+                f"{source.root}: holds a run of another job: {key} is {there} there, {asked} "
                 "here; choose another directory with --out"
             )
-        return cls(
-            source, loaded, *_texts(source, differences(before, after)), None, verify_states=True
-        )
+        changed = _changed(source, found, differences(before, after))
+        return cls(source, loaded, found, changed, None, verify_states=True, copied=False)
 
-    def checkpoint_rounds(self, folder: RunDir, inputs: Digests) -> list[int]:
-        """The rounds that are kept in ``folder``, up to the one to begin at.
+    def checkpoint(self, folder: RunDir, inputs: Digests) -> tuple[list[int], Checkpoint]:
+        """The rounds that are kept in ``folder``, up to the one to begin at, and that checkpoint.
 
         Args:
             folder: the run, or a copy of it.
@@ -145,7 +147,7 @@ class ResumeRequest:
         require_same(newest.inputs, inputs, places, before, folder.root)
         if self.loaded.job.rounds < newest.round:
             self._refuse_fewer_rounds(newest.round, retained_rounds)
-        return retained_rounds
+        return retained_rounds, newest
 
     def _refuse_fewer_rounds(self, done: int, retained_rounds: Sequence[int]) -> NoReturn:
         """Refuse a number of rounds below that of the checkpoint to begin at."""
@@ -207,9 +209,9 @@ def _with_classes_of(file: JobFile, job: Settings) -> Settings:
     return job
 
 
-def _texts(source: RunDir, changes: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """job.yaml as it is found, and with ``changes``."""
-    found, file = read_bytes(source.job, READABLE), source.read_job()
+def _changed(source: RunDir, found: bytes, changes: Mapping[str, Any]) -> bytes:
+    """The content ``found`` of job.yaml with ``changes``."""
+    file = source.parse_job(found)
     for key, value in changes.items():
         file.put(tuple(key.split(".")), value, yaml_file.COMMAND_LINE)
-    return found, source.job_text(yaml_file.plain(file.tree)) if changes else found
+    return source.job_text(yaml_file.plain(file.tree)) if changes else found

@@ -1,25 +1,25 @@
 """Start a run, fresh or from a checkpoint, and run its rounds to the end.
 
-The command line and ``hpcfl.run`` call ``start`` and ``resume``.  Both are collective and do the
-same on every rank, in this order:
+The command line and ``hpcfl.run`` call ``start`` and ``resume``, which make a ``StartRequest``.
+``_run`` serves it in six steps, each of them collective and the same on every rank:
 
-    connect the ranks            hpcfl.comm.connect
-    discover where each one is   hpcfl.setup.rank_layout
-    build the components         hpcfl.setup.components: data, clients, model, dry round
-    try the job's classes        hpcfl.checks.preflight
-    open a RankSession           hpcfl.runner.session: store, log, checkpoints
-    start_fresh or resume_from   here and in hpcfl.runner.resume
-    run the rounds               hpcfl.engine.loop
+    _connect       join the ranks
+    _agree         the same job on every rank, the place of each, and whether to resume
+    _fetch_files   files of the run directory, the data and the model
+    _build         data, clients, model and dry round (hpcfl.setup), tried (hpcfl.checks)
+    _begin         the run directory and its first checkpoint, or the one to resume from
+    run_rounds     hpcfl.runner.rounds, which calls hpcfl.engine.loop
+
+A ``RankSession`` joins what the last two steps need.
 """
 
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from torch import nn
 
 from hpcfl.checkpoint import buffers
@@ -28,41 +28,31 @@ from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import from_rank_0, group, raise_collectively
 from hpcfl.comm.launcher import restarts
 from hpcfl.comm.watched import WatchedComm
-from hpcfl.data.fingerprints import fingerprints, require_alike
+from hpcfl.data.fingerprints import Digests, fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
-from hpcfl.engine.loop import run_rounds
-from hpcfl.errors import StoreError
-from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.exports.checkpoint import load_model
-from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import present
-from hpcfl.io.progress import open_progress
 from hpcfl.job.resume_rules import input_places
 from hpcfl.job.run_name import RUNS
-from hpcfl.job.schema import LoadedJob
+from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.job.settings import flatten
 from hpcfl.job.user_code import make_callbacks
 from hpcfl.job.yaml_file import COMMAND_LINE
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
+from hpcfl.run_dir.log import LogReader, truncate_log
 from hpcfl.runner.copy_run import require_absent
-from hpcfl.runner.record_start import (
-    list_kept_rounds,
-    record_outcomes,
-    record_start,
-    warn_of_divergence,
-)
-from hpcfl.runner.resume import StartPoint, resume_from, resume_latest
+from hpcfl.runner.resume import resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
-from hpcfl.runner.session import RankSession
+from hpcfl.runner.rounds import run_rounds
+from hpcfl.runner.session import RankSession, StartPoint
 from hpcfl.setup.choose_executor import check_block_executor, choose_executor
-from hpcfl.setup.components import build_components, build_run
+from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
 from hpcfl.setup.load_data import fetch_data, load_data_on_hosts
 from hpcfl.setup.objects import KeptFiles
 from hpcfl.setup.rank_layout import Ranks, discover_ranks
-from hpcfl.signals import Signals, set_resumable, stopped
+from hpcfl.signals import Signals, set_resumable
 from hpcfl.types import Record, Vector
 from hpcfl.user_code.process_settings import settings_restored
 
@@ -99,6 +89,26 @@ class Result:
         return load_model(self.directory)
 
 
+@dataclass(frozen=True)
+class StartRequest:
+    """What a start was asked for; the same on every rank."""
+
+    loaded: LoadedJob
+    """The checked job."""
+    folder: RunDir
+    """The run directory."""
+    resume: ResumeRequest | None = None
+    """Which checkpoint to resume from, where the user asked for one."""
+    continued: bool = False
+    """Resume from the folder's newest checkpoint, where there is one."""
+    kept_files: KeptFiles | None = None
+    """Files that the job names in the folder, to be written there first."""
+    callbacks: Sequence[Callback] = ()
+    """Objects beside those that the job names."""
+    resumed: bool = False
+    """Whether it begins at a checkpoint; ``_agree`` finds out."""
+
+
 def start(
     loaded: LoadedJob,
     out: Path | None = None,
@@ -124,7 +134,11 @@ def start(
     folder = RunDir(out or RUNS / loaded.name)
     continued = continued or restarts(os.environ) != "0"
     set_resumable(folder.root if continued else None)
-    return _run(loaded, folder, continued=continued, kept_files=kept_files, callbacks=callbacks)
+    return _run(
+        StartRequest(
+            loaded, folder, continued=continued, kept_files=kept_files, callbacks=callbacks
+        )
+    )
 
 
 def resume(
@@ -156,7 +170,7 @@ def resume(
         DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
     """
     set_resumable(out or root)
-    request = ResumeRequest.of(
+    asked = ResumeRequest.of(
         RunDir(root),
         overrides,
         round=round,
@@ -164,111 +178,48 @@ def resume(
         copied=out is not None,
         origin=origin,
     )
-    return _run(
-        request.loaded,
-        RunDir(out or root),
-        request=request,
-        copied=out is not None,
-        callbacks=callbacks,
-    )
+    return _run(StartRequest(asked.loaded, RunDir(out or root), asked, callbacks=callbacks))
 
 
 @settings_restored()
-def _run(
-    loaded: LoadedJob,
-    folder: RunDir,
-    *,
-    request: ResumeRequest | None = None,
-    copied: bool = False,
-    continued: bool = False,
-    kept_files: KeptFiles | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Result:
-    """Collective: everything from connecting the ranks to the last round.
-
-    Args:
-        loaded: the checked job.
-        folder: the run directory.
-        request: which checkpoint to resume from, where the user asked for one.
-        copied: whether ``folder`` is to become a copy of the run that is resumed.
-        continued: resume from the folder's newest checkpoint, where there is one.
-        kept_files: files to write to the folder first.
-        callbacks: objects beside those that the job names.
-    """
-    config = loaded.job.comm
-    connected = connect(config.backend, device_type(loaded.job), config.timeout_s)
-    comm = WatchedComm(connected, config.timeout_s)
+def _run(request: StartRequest) -> Result:
+    """Collective: serve a request, from connecting the ranks to the last round."""
+    comm = _connect(request.loaded.job)
     with (
         group(comm),
         # After MPI's start, which installs a handler of SIGUSR1.
         Signals(latch_interrupt=False) as signals,
-        folder,
+        request.folder as folder,
     ):
-        if kept_files is not None:
-            loaded = kept_files.agree(loaded, folder, comm)
-        ranks = discover_ranks(loaded, folder.root, comm)
-        resumed = request is not None or (
-            continued and from_rank_0(comm, partial(_has_checkpoint, folder))
-        )
-        named = [(type(callback).__qualname__, callback) for callback in callbacks]
-        with raise_collectively(comm):
-            if comm.rank == 0:
-                if copied:  # other ranks would remember for a while that NFS has no such folder
-                    require_absent(folder.root)
-                named = make_callbacks(loaded.job.callbacks, loaded.job.seed) + named
-                _fetch_files(loaded, folder, kept_files, resumed=resumed)
-        if kept_files is not None:
-            kept_files.release()
-        data = load_data_on_hosts(loaded, ranks.device, comm)
-        ranks = ranks.with_notes(*data.notes)
-        places = input_places(flatten(loaded.tree))
-        with raise_collectively(comm):
-            components = build_components(
-                loaded, ranks.device, resumed=resumed, dataset=data.dataset
-            )
-            inputs = fingerprints(loaded.job.data, data.dataset, places)
-            ranks = ranks.with_notes(*try_classes(components))
-            check_block_executor(components)
-        require_alike(inputs, places, comm)
-        if components.job.executor == "auto":
-            branch = request is not None and request.parent is not None
-            # Also of a start that ended before its first checkpoint: its job is in the folder.
-            begun = not branch and from_rank_0(comm, partial(present, folder.job))
-            with raise_collectively(comm):
-                components, line = choose_executor(components, folder if begun else None)
-            ranks = ranks.with_notes(line)
-        # Rank 0 alone writes to the terminal, so it alone measures.
-        slow = bfloat16_warning(components.job, ranks.device) if comm.rank == 0 else None
-        if slow:
-            ranks = ranks.with_notes(slow)
-        called = Callbacks(named if comm.rank == 0 else [], loaded.job.seed)
-        with closing(RankSession(components, folder, comm, inputs, called)) as session:
-            if request is not None:
-                point = resume_from(session, request)
-            elif resumed:
-                point = resume_latest(session)
-            else:
-                point = start_fresh(session, continued=continued)
+        request, ranks = _agree(request, comm)
+        callbacks = _fetch_files(request, comm)
+        components, inputs, ranks = _build(request, ranks, comm)
+        with closing(RankSession(components, ranks, folder, comm, inputs, callbacks)) as session:
+            point = _begin(session, request)
             # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
             signals.latch_interrupt = True
-            x = _run_rounds(session, ranks, point, signals)
-        return Result(folder.root.absolute(), components.job.rounds, x)
+            x = run_rounds(session, point, signals)
+    return Result(folder.root.absolute(), components.job.rounds, x)
 
 
-def _fetch_files(
-    loaded: LoadedJob, folder: RunDir, kept_files: KeptFiles | None, *, resumed: bool
-) -> None:
-    """Bring the files that the run reads into place; on rank 0 alone.
+def _connect(job: Job) -> WatchedComm:
+    """Collective: step 1, join the ranks that the launcher started."""
+    config = job.comm
+    return WatchedComm(
+        connect(config.backend, device_type(job), config.timeout_s), config.timeout_s
+    )
 
-    Raises:
-        JobError, DataError: one cannot be fetched or written.
-    """
-    folder.refuse_foreign()
-    if kept_files is not None:
-        kept_files.write(folder)
-    fetch_data(loaded)
-    if not resumed:
-        fetch_model(loaded)
+
+def _agree(request: StartRequest, comm: WatchedComm) -> tuple[StartRequest, Ranks]:
+    """Collective: step 2, the same job on every rank, a device for each, and where to begin."""
+    loaded, folder = request.loaded, request.folder
+    if request.kept_files is not None:
+        loaded = request.kept_files.agree(loaded, folder, comm)
+    ranks = discover_ranks(loaded, folder.root, comm)
+    resumed = request.resume is not None or (
+        request.continued and from_rank_0(comm, partial(_has_checkpoint, folder))
+    )
+    return replace(request, loaded=loaded, resumed=resumed), ranks
 
 
 def _has_checkpoint(folder: RunDir) -> bool:
@@ -282,6 +233,77 @@ def _has_checkpoint(folder: RunDir) -> bool:
     return folder.has_checkpoint
 
 
+def _fetch_files(request: StartRequest, comm: WatchedComm) -> Callbacks:
+    """Collective: step 3, bring the files that the run reads into place; the callbacks.
+
+    Rank 0 alone writes and downloads, and it alone has callbacks.
+
+    Raises:
+        JobError, DataError: a file cannot be fetched or written, or a callback cannot be made.
+    """
+    loaded, folder, kept_files = request.loaded, request.folder, request.kept_files
+    named: list[tuple[str, Callback]] = []
+    with raise_collectively(comm):
+        if comm.rank == 0:
+            if request.resume is not None and request.resume.copied:
+                # Not on other ranks: they would remember for a while that NFS has no such folder.
+                require_absent(folder.root)
+            named = make_callbacks(loaded.job.callbacks, loaded.job.seed)
+            named += [(type(callback).__qualname__, callback) for callback in request.callbacks]
+            folder.refuse_foreign()
+            if kept_files is not None:
+                kept_files.write(folder)
+            fetch_data(loaded)
+            if not request.resumed:
+                fetch_model(loaded)
+    if kept_files is not None:
+        kept_files.release()
+    return Callbacks(named, loaded.job.seed)
+
+
+def _build(
+    request: StartRequest, ranks: Ranks, comm: WatchedComm
+) -> tuple[Components, Digests, Ranks]:
+    """Collective: step 4, load the data, build the components, and try all of the user's classes.
+
+    Returns:
+        The components, the digests of the job's inputs, and the ranks with what there is to say.
+
+    Raises:
+        JobError, DataError: something in the job does not fit, or differs by rank.
+    """
+    loaded = request.loaded
+    data = load_data_on_hosts(loaded, ranks.device, comm)
+    notes, places = list(data.notes), input_places(flatten(loaded.tree))
+    with raise_collectively(comm):
+        components = build_components(
+            loaded, ranks.device, resumed=request.resumed, dataset=data.dataset
+        )
+        inputs = fingerprints(loaded.job.data, data.dataset, places)
+        notes += try_classes(components)
+        check_block_executor(components)
+    require_alike(inputs, places, comm)
+    if components.job.executor == "auto":
+        branch = request.resume is not None and request.resume.parent is not None
+        # Also of a start that ended before its first checkpoint: its job is in the folder.
+        begun = not branch and from_rank_0(comm, partial(present, request.folder.job))
+        with raise_collectively(comm):
+            components, line = choose_executor(components, request.folder if begun else None)
+        notes.append(line)
+    # Rank 0 alone writes to the terminal, so it alone measures.
+    slow = bfloat16_warning(components.job, ranks.device) if comm.rank == 0 else None
+    return components, inputs, ranks.with_notes(*notes, *filter(None, [slow]))
+
+
+def _begin(session: RankSession, request: StartRequest) -> StartPoint:
+    """Collective: step 5, make the run directory, or verify a checkpoint and go back to it."""
+    if request.resume is not None:
+        return resume_from(session, request.resume)
+    if request.resumed:
+        return resume_latest(session)
+    return start_fresh(session, continued=request.continued)
+
+
 def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
     """Collective: make the run directory, and commit the checkpoint of round 0.
 
@@ -293,71 +315,24 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
         JobError: the directory cannot be written, or holds a run.
         DiskError: the disk is full or fails.
     """
-    components, folder = session.components, session.folder
+    components, folder, checkpointer = session.components, session.folder, session.checkpointer
     with raise_collectively(session.comm):
         if session.comm.rank == 0:
             session.require_clients()
             folder.claim(components.loaded.tree, continued=continued)
-            session.run_files = folder.write_initial(components.x0)
+            checkpointer.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)
             # A start that died before its first checkpoint may have left files.
-            truncate_log(folder.log, NOTHING)
-            session.record_opening()
-            session.prune_stores([])
+            truncate_log(folder.log, b"")
+            checkpointer.record_opening(session.session_id)
+            checkpointer.prune_stores()
             session.require_disk_space()
             folder.hold_open()
     set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
+    # Absolute, as all paths that threads use: a callback may be in another folder meanwhile.
     session.comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     session.open_store()
     server = components.algorithm.init_server(components.x0)
     session.begin_checkpoint(0, server, {})
     session.commit_checkpoint(0)
     return StartPoint(server, 0, {})
-
-
-def _run_rounds(session: RankSession, ranks: Ranks, point: StartPoint, signals: Signals) -> Vector:
-    """Collective: run the rounds from ``point`` to the end; the final model."""
-    components, folder, comm = session.components, session.folder, session.comm
-    job, done = components.job, point.round
-    finished = done == job.rounds
-    gradient = components.gradient()
-    clients = Clients(
-        components.clients,
-        session.my_clients,
-        components.weights,
-        partial(components.own_model, session.store),
-    )
-    sets = {"test": components.tests(), "validation": components.validation()}
-    evaluation = Evaluation(job.evaluate, gradient, components.dataset, sets, clients, comm)
-    with (
-        open_progress(folder.root.name, job.rounds, done, comm.rank) as progress,
-        record_outcomes(session, done),
-        session.recording(evaluation, progress),
-    ):
-        progress.note(
-            f"{folder.root}: finished, nothing to do" if finished else session.describe(done)
-        )
-        for line in (*components.loaded.notes, *ranks.notes, *components.dataset.notes):
-            progress.note(line)
-        if comm.rank == 0:
-            with write_errors(folder.history):
-                record_start(session, ranks, done, progress)
-                if done and not finished:
-                    list_kept_rounds(session, progress)
-            session.start_callbacks(done)
-        run = build_run(components, comm, session.owner, session.store, gradient, session, signals)
-        run.observer.restore(point.extra_tensors)
-        if not finished:  # a signal came during the start-up: a checkpoint is there already
-            stop = int(comm.allreduce_max(np.array([signals.stop], dtype=np.float64))[0])
-            if stop:
-                raise stopped(stop, done, job.rounds)
-        try:
-            server = run_rounds(run, point.server, done)
-        except StoreError as e:
-            session.require_in_place()  # a deleted file may be the cause: name it
-            # A StoreError exits with 2, which means that nothing was trained: here rounds were.
-            raise StoreError(str(e), exit_code=1, collective=e.collective, prints=e.prints) from e
-        if comm.rank == 0 and not finished:
-            warn_of_divergence(session, progress)
-    final: Vector = server.x.cpu()
-    return final

@@ -72,12 +72,12 @@ class ClientStore(ABC):
     def retain(self, folders: Iterable[Path]) -> None:
         """Keep the rows that the checkpoints in ``folders`` name; all others may be reused.
 
-        Raises:
-            StoreError: a row table is missing or damaged.
+        Args:
+            folders: of earlier calls of ``snapshot``, or of the tables of ``restore``.
         """
 
     @abstractmethod
-    def restore(self, table: "Table", ranks: int) -> None:
+    def restore(self, table: "Table", ranks: int, older: "Sequence[Table]" = ()) -> None:
         """Take this rank's states from a checkpoint; ``retain`` must be called next.
 
         A store on disk continues to use the segments of the checkpoint where the same number of
@@ -86,6 +86,7 @@ class ClientStore(ABC):
         Args:
             table: the row table of all ranks that wrote the checkpoint.
             ranks: how many ranks the run has now.
+            older: the tables of the older checkpoints that are kept, of this rank at least.
 
         Raises:
             StoreError: a segment is missing or damaged, or is of other clients.

@@ -30,6 +30,7 @@ from hpcfl.store.row_allocator import RowAllocator
 from hpcfl.store.same_tensors import SameTensors
 from hpcfl.store.schema import StateSchema
 from hpcfl.store.segment import Segment
+from hpcfl.types import IntArray
 
 NO_ROW = -1  # the address of a client that has no state yet
 # Evicted states that are still being written may fill this many cohorts of memory; then ``save``
@@ -82,6 +83,7 @@ class Hdf5Store(ClientStore):
         self._writing: dict[int, _Writing] = {}  # by address, the newest
         self._evicted: deque[_Writing] = deque()  # those of them that the cache has dropped
         self._unflushed: set[Segment] = set()
+        self._snapshots: dict[Path, IntArray] = {}  # the rows of each kept checkpoint, by folder
         self._cohort = 1  # the most clients that were prefetched at once so far
         self._prefetched: dict[int, Fetch] = {}  # by client
         self._latest = NO_ROW, SameTensors(())  # the state that was saved last, and its address
@@ -132,6 +134,7 @@ class Hdf5Store(ClientStore):
         addresses = self._address[known]
         # From here on ``save`` takes other rows, so the rows of the snapshot keep their content.
         self._rows.pin(addresses)
+        self._snapshots[folder.absolute()] = addresses
         index, rows = self._rows.split(addresses)
         segments, names = self._rows.segments, self._rows.names
 
@@ -149,26 +152,30 @@ class Hdf5Store(ClientStore):
 
     def retain(self, folders: Iterable[Path]) -> None:
         self._writing = {at: one for at, one in self._writing.items() if not one.future.done()}
-        pinned = [np.zeros(0, np.int64)]
-        for folder in folders:
-            # A checkpoint of fewer ranks than now has no table of this rank.
-            if self._rank < row_table.ranks(folder):
-                rows = row_table.read(folder, self._rank)
-                pinned.append(self._rows.addresses(rows.names, rows.segments, rows.rows))
-        addresses = np.concatenate(pinned)
-        self._rows.retain(addresses[addresses != NO_ROW])
+        kept = [folder.absolute() for folder in folders]
+        # A folder that is not known was put there by someone else meanwhile.
+        known = [folder for folder in kept if folder in self._snapshots]
+        self._snapshots = {folder: self._snapshots[folder] for folder in known}
+        self._rows.retain(np.concatenate([np.zeros(0, np.int64), *self._snapshots.values()]))
 
     def require_in_place(self) -> None:
         for segment in self._rows.segments:
             segment.require_in_place()
 
-    def restore(self, table: row_table.Table, ranks: int) -> None:
+    def restore(
+        self, table: row_table.Table, ranks: int, older: Sequence[row_table.Table] = ()
+    ) -> None:
         if table.ranks == ranks:
             self._reuse_segments(table)
-            return
-        with Reader(table.for_clients(self._clients), self._schema) as reader:
-            for client, state in reader.all():
-                self.save(client, state)
+        else:
+            with Reader(table.for_clients(self._clients), self._schema) as reader:
+                for client, state in reader.all():
+                    self.save(client, state)
+        for each in (*older, table):
+            names = [path.name for path in each.paths]
+            addresses = self._rows.addresses(names, each.segments, each.rows)
+            # Of segments that other ranks wrote, or that were copied, no row is this rank's.
+            self._snapshots[each.folder.absolute()] = addresses[addresses != NO_ROW]
 
     def _reuse_segments(self, table: row_table.Table) -> None:
         """Continue with the segments that this rank wrote; all their rows stay until ``retain``."""

@@ -1,6 +1,6 @@
 """The store of algorithms whose clients keep no state."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ class NullStore(ClientStore):
     def retain(self, folders: Iterable[Path]) -> None:
         """Do nothing: a checkpoint has no rows."""
 
-    def restore(self, table: row_table.Table, ranks: int) -> None:
+    def restore(
+        self, table: row_table.Table, ranks: int, older: Sequence[row_table.Table] = ()
+    ) -> None:
         if table.clients.size:
             raise StoreError(
                 f"{table.paths[0]}: the checkpoint holds {table.clients.size} client states, "

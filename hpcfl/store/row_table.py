@@ -6,7 +6,8 @@ of that part are in subfolders ``shared``.
 """
 
 import io
-from collections.abc import Container, Iterable, Sequence
+import re
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -52,20 +53,25 @@ def write(folder: Path, rank: int, rows: Rows) -> None:
     write_file(folder / file_name(rank), buffer.getvalue(), advice=STANDS)
 
 
-def read(folder: Path, rank: int) -> Rows:
+def read(folder: Path, rank: int, content: bytes | None = None) -> Rows:
     """Read the row table of a rank.
+
+    Args:
+        folder: the checkpoint's.
+        rank: which one.
+        content: of the file, where it was read already.
 
     Raises:
         StoreError: it is missing or damaged.
     """
     path = folder / file_name(rank)
-    if not path.exists():
+    if content is None and not path.exists():
         raise StoreError(
             f"{path}: the file is missing, expected the row table of rank {rank}; "
             "resume from an older checkpoint"
         )
     try:
-        found = read_arrays(path, Rows._fields)
+        found = read_arrays(path, Rows._fields, content=content)
     except DataError as error:
         raise StoreError(
             f"{error}: damaged, expected a row table; resume from an older checkpoint"
@@ -76,14 +82,19 @@ def read(folder: Path, rank: int) -> Rows:
     return rows
 
 
-def ranks(folder: Path) -> int:
+def ranks(folder: Path, contents: Collection[str] | None = None) -> int:
     """How many ranks wrote a row table into a checkpoint's folder.
+
+    Args:
+        folder: the checkpoint's.
+        contents: the names of its files; None: those that are there now.
 
     Raises:
         StoreError: there is none, or that of a lower rank is missing.
     """
-    files = set(folder.glob("rows-*.npz"))
-    missing = [rank for rank in range(max(1, len(files))) if folder / file_name(rank) not in files]
+    names = [path.name for path in folder.glob("rows-*.npz")] if contents is None else contents
+    files = {name for name in names if _FILE.fullmatch(name)}
+    missing = [rank for rank in range(max(1, len(files))) if file_name(rank) not in files]
     if missing:
         raise StoreError(
             f"{folder / file_name(missing[0])}: the file is missing, found row tables of "
@@ -92,20 +103,39 @@ def ranks(folder: Path) -> int:
     return len(files)
 
 
-def named(folders: Iterable[Path]) -> set[str]:
-    """The segments that these checkpoints name: paths relative to the folder of the segments."""
-    names = set()
-    for folder in folders:
-        names |= {name for rank in range(ranks(folder)) for name in read(folder, rank).names}
-        if (folder / SHARED).is_dir():
-            names |= {f"{SHARED}/{name}" for name in named([folder / SHARED])}
+def segments_in(folder: Path, contents: Mapping[str, bytes]) -> set[str]:
+    """The segments that a checkpoint names: paths relative to the folder of the segments.
+
+    Args:
+        folder: the checkpoint's.
+        contents: of its row tables, by name.
+
+    Raises:
+        StoreError: a row table is damaged.
+    """
+    names: set[str] = set()
+    for name, content in contents.items():
+        file = folder / name
+        (rank,) = map(int, re.findall(r"\d+", file.name))
+        below = file.parent.relative_to(folder)
+        names |= {(below / one).as_posix() for one in read(file.parent, rank, content).names}
     return names
+
+
+def is_row_table(name: str) -> bool:
+    """Whether a file of a checkpoint is a row table, also that of a shared part."""
+    return bool(_FILE.fullmatch(name.removeprefix(f"{SHARED}/")))
+
+
+_FILE = re.compile(r"rows-\d+\.npz")
 
 
 @dataclass(frozen=True)
 class Table:
-    """The row table of all ranks (arrays of n states, sorted by client)."""
+    """The row table of all ranks, or of one (arrays of n states, sorted by client)."""
 
+    folder: Path
+    """The checkpoint's."""
     clients: IntArray
     segments: IntArray  # an index into paths
     rows: IntArray
@@ -119,18 +149,36 @@ class Table:
     """The row table of the shared parts of the same clients' states, if states have one."""
 
     @classmethod
-    def load(cls, folder: Path, root: Path) -> Self:
-        """Read the row tables of all ranks.
+    def load(
+        cls,
+        folder: Path,
+        root: Path,
+        contents: Mapping[str, bytes] | None = None,
+        only: int | None = None,
+    ) -> Self:
+        """Read the row tables of all ranks, or of one.
 
         Args:
             folder: the checkpoint's.
             root: the folder of the segments.
+            contents: of the row tables by name, where they were read already.
+            only: the rank whose rows are wanted; of a rank that wrote none there are none.
 
         Raises:
             StoreError: a row table is missing or damaged, or a client is in two of them.
         """
-        shared = cls.load(folder / SHARED, root / SHARED) if (folder / SHARED).is_dir() else None
-        tables = [read(folder, rank) for rank in range(ranks(folder))]
+        below: Mapping[str, bytes] | None = None
+        if contents is not None:
+            start = f"{SHARED}/"
+            below = {n.removeprefix(start): c for n, c in contents.items() if n.startswith(start)}
+        has_shared = (folder / SHARED).is_dir() if below is None else bool(below)
+        shared = cls.load(folder / SHARED, root / SHARED, below, only) if has_shared else None
+        count, found = ranks(folder, contents), contents or {}
+        wanted = [rank for rank in range(count) if only in (None, rank)]
+        tables = [read(folder, rank, found.get(file_name(rank))) for rank in wanted]
+        if not tables:
+            none = np.zeros(0, np.int64)
+            tables = [Rows(none, none, none, none, ())]
         starts = np.cumsum([0] + [len(table.names) for table in tables])
         clients = np.concatenate([table.clients for table in tables])
         order = np.argsort(clients, kind="stable")
@@ -148,13 +196,14 @@ class Table:
             )
         shifted = [table.segments + start for table, start in zip(tables, starts, strict=False)]
         return cls(
+            folder,
             clients,
             np.concatenate(shifted)[order],
             np.concatenate([table.rows for table in tables])[order],
             np.concatenate([table.crcs for table in tables])[order],
             tuple(root / name for table in tables for name in table.names),
-            tuple(rank for rank, table in enumerate(tables) for _ in table.names),
-            len(tables),
+            tuple(r for r, table in zip(wanted, tables, strict=False) for _ in table.names),
+            count,
             shared,
         )
 
@@ -193,7 +242,7 @@ def prune(root: Path, keep_names: Iterable[str], earlier: Container[str]) -> Non
 
     Args:
         root: the folder of the segments.
-        keep_names: what ``named`` returns for the kept checkpoints.
+        keep_names: what ``segments_in`` returns for the kept checkpoints.
         earlier: the ids of those sessions; files of others, complete or not, are not deleted.
     """
     keep = set(keep_names)

@@ -67,8 +67,8 @@ class ScratchStore(ClientStore):
         with self._permanent_lock:
             self._permanent.require_in_place()
 
-    def restore(self, table: Table, ranks: int) -> None:
-        self._permanent.restore(table, ranks)
+    def restore(self, table: Table, ranks: int, older: Sequence[Table] = ()) -> None:
+        self._permanent.restore(table, ranks, older)
 
     def close(self) -> None:
         self._closed = True

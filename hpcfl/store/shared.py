@@ -53,14 +53,14 @@ class SharedStore(ClientStore):
         self._own.require_in_place()
         self._shared.require_in_place()
 
-    def restore(self, table: Table, ranks: int) -> None:
+    def restore(self, table: Table, ranks: int, older: Sequence[Table] = ()) -> None:
         if table.shared is None:
             raise StoreError(
                 f"the checkpoint holds {table.clients.size} client states without the part that "
                 "clients share; another algorithm made it: resume with the code that made it"
             )
-        self._own.restore(table.own, ranks)
-        self._shared.restore(table.shared, ranks)
+        self._own.restore(table.own, ranks, [each.own for each in older])
+        self._shared.restore(table.shared, ranks, [each.shared for each in older if each.shared])
 
     def close(self) -> None:
         self._own.close()

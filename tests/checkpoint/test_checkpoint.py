@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.checkpoint.format import fingerprint, flatten_server, read_server
+from hpcfl.checkpoint.format import fingerprint, flatten_server, read_checkpoint
 from hpcfl.checkpoint.writer import CheckpointContents, begin
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
@@ -65,7 +65,7 @@ def commit(tmp_path):
         saving = begin(root, contents, store, Solo(), behind, lambda: synced.append(round))
         kept = saving.commit(store, Solo(), keep, lambda: None)
         assert synced[-1] == round
-        return [read(folder) for folder in kept]
+        return [read(folder) for folder in kept.kept]
 
     synced: list[int] = []
     with ThreadPoolExecutor(1) as behind:
@@ -83,7 +83,7 @@ def test_every_kept_checkpoint_is_whole(tmp_path, commit):
         kept = commit(round, keep=3)
         assert [c.round for c in kept] == list(range(max(0, round - 2), round + 1))
         for c in kept:
-            found = read_server(c, server(0), CPU)
+            found = read_checkpoint(c, server(0), CPU).server
             assert type(found) is Server
             assert torch.equal(found.x, server(c.round).x)
             assert [float(p[0]) for p in found.past] == list(range(12))  # 10 is after 9
@@ -184,21 +184,21 @@ def test_a_damaged_file_is_found_before_it_is_used(commit, name, fault):
     if fault == "gone":
         path.unlink()
     with pytest.raises(StoreError, match=rf"{name}: (checksum|cannot be read).*older"):
-        read_server(checkpoint, server(0), CPU)
+        read_checkpoint(checkpoint, server(0), CPU)
 
 
 def test_a_server_of_another_model(commit):
     (checkpoint,) = commit(1)
     wide = server(0)._replace(x=torch.zeros(5))
     with pytest.raises(StoreError, match=r"x: found \(4,\) torch.float32, expected \(5,\)"):
-        read_server(checkpoint, wide, CPU)
+        read_checkpoint(checkpoint, wide, CPU)
 
     class Other(NamedTuple):
         x: Tensor
         c: Tensor
 
     with pytest.raises(StoreError, match=r"c: found nothing, expected \(4,\)"):
-        read_server(checkpoint, Other(torch.zeros(4), torch.zeros(4)), CPU)
+        read_checkpoint(checkpoint, Other(torch.zeros(4), torch.zeros(4)), CPU)
 
 
 def test_tensors_of_a_server_are_named():

@@ -16,7 +16,7 @@ from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.shared import SharedStore
-from tests.rundirs import sessions
+from tests.rundirs import row_tables, sessions
 
 CLIENTS = 24
 KEEP = 2
@@ -71,11 +71,13 @@ def write(folder: Path, session_id: str, tell: Callable[[int], None]) -> None:
     )
     store = SharedStore(SCHEMA, own, shared)
     if done:
-        store.restore(Table.load(folder / str(done[-1]), root), 1)
+        *older, newest = (Table.load(folder / str(past), root) for past in done[-KEEP:])
+        store.restore(newest, 1, older)
     for round in itertools.count(done[-1] + 1 if done else 0):
         kept = [folder / str(past) for past in committed(folder)[-KEEP:]]
         store.retain(kept)
-        row_table.prune(root, row_table.named(kept), sessions(root) - {session_id})
+        named = {name for at in kept for name in row_table.segments_in(at, row_tables(at))}
+        row_table.prune(root, named, sessions(root) - {session_id})
         x = model(round)
         for client in range(CLIENTS):
             if (client + round) % 3:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 import hpcfl as program
-from hpcfl.run_dir.history import Outcome, last_outcome, recorded_machines
+from hpcfl.run_dir.history import Outcome, last_outcome, recorded_machines, state_of
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.session import RankSession
 from tests.rundirs import cut_log, starts
@@ -215,3 +215,24 @@ def test_the_machines_of_all_starts():
         "1 rank on cpu (EPYC)",
     )
     assert recorded_machines([{"session": "a", "ranks": 2}, {"session": "b"}]) == ()
+
+
+@pytest.mark.parametrize(
+    ("done", "ending", "alive", "failed", "state"),
+    [
+        (2, "stopped", True, True, "alive"),
+        (4, None, True, False, "alive"),
+        (4, "failed", None, True, "finished"),  # by a later start, without a history
+        (2, "stopped", None, False, "unfinished"),
+        (2, "stopped", None, True, "failed"),
+        (2, "diverged", None, True, "diverged"),
+        (2, None, False, True, "failed"),
+        (2, None, False, False, "not running"),
+        (2, "finished", False, False, "not running"),  # the log was cut, or has to go on
+        (2, "stopped", False, False, "stopped"),
+        (2, "failed", False, False, "failed"),
+    ],
+)
+def test_the_state_of_a_run(done, ending, alive, failed, state):
+    outcome = None if ending is None else Outcome(ending, done, "")
+    assert state_of(done, 4, outcome, alive=alive, failed=failed) == state

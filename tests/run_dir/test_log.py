@@ -10,7 +10,7 @@ from hpcfl.errors import DiskError, StoreError
 from hpcfl.io import atomic
 from hpcfl.run_dir import manifest
 from hpcfl.run_dir.log import NOTHING, RunLog, require_log_prefix, truncate_log
-from hpcfl.run_dir.manifest import Checkpoint, prune
+from hpcfl.run_dir.manifest import Checkpoint, prune, read_files
 from tests.rundirs import log_of
 
 
@@ -56,7 +56,7 @@ def fail(*_, **__):
 def test_a_log_that_cannot_be_opened_read_or_cut(tmp_path, monkeypatch):
     path = tmp_path / "log.jsonl"
     assert require_log_prefix(path, NOTHING) == b""
-    truncate_log(path, NOTHING)  # there is none yet
+    truncate_log(path, b"")  # there is none yet
     path.mkdir()
     with pytest.raises(
         StoreError, match=r"log\.jsonl: cannot be written: it is a directory, expected a file"
@@ -70,7 +70,7 @@ def test_a_log_that_cannot_be_opened_read_or_cut(tmp_path, monkeypatch):
     path.write_text("{}\n")
     monkeypatch.setattr(atomic.os, "fsync", fail)
     with pytest.raises(DiskError, match=r"log\.jsonl: cannot write 0 bytes: Read-only file system"):
-        truncate_log(path, NOTHING)
+        truncate_log(path, b"")
 
 
 def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
@@ -81,4 +81,4 @@ def test_a_checkpoint_that_cannot_be_removed_or_read(tmp_path, monkeypatch):
         prune(tmp_path)
     found = Checkpoint(tmp_path / "00000004", 4, 1, "", NOTHING, {manifest.BEST: 0}, {}, {})
     with pytest.raises(StoreError, match=r"best\.safetensors: cannot be read: No such .*older"):
-        _ = found.best
+        dict(read_files(found))

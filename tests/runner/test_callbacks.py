@@ -18,7 +18,7 @@ from hpcfl.comm.watched import WatchedComm
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.errors import HookError, JobError
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.runner import session
+from hpcfl.runner import checkpointer
 from hpcfl.setup.components import Components
 from hpcfl.user_code.generators import generators
 from tests.forked import finish
@@ -217,7 +217,7 @@ def test_threads_write_to_absolute_paths(job, tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, noting)
 
-    noted(session, "begin", 0)
+    noted(checkpointer, "begin", 0)
     noted(Components, "store", 1)
     noted(WatchedComm, "start_heartbeats", 1)
     monkeypatch.chdir(tmp_path)

@@ -134,7 +134,7 @@ def pruned(run, monkeypatch):
 
 
 def test_the_newest_that_is_kept_when_one_goes_away_meanwhile(run, tmp_path, pruned, hpcfl):
-    pruned(export, "read_server", 4)
+    pruned(export, "read_checkpoint", 4)
     target = tmp_path / "x.npz"
     done = hpcfl("export", run, "-o", target, "--clients")
     assert (done.code, done.err) == (0, [])
@@ -144,22 +144,22 @@ def test_the_newest_that_is_kept_when_one_goes_away_meanwhile(run, tmp_path, pru
 def test_a_file_that_goes_away_while_it_is_read_on_nfs(run, tmp_path, monkeypatch, hpcfl):
     """NFS reports a stale handle, which elsewhere is a failure of the disk."""
     folder = run / "checkpoints/00000004"
-    whole = export.read_server
+    whole = export.read_checkpoint
 
-    def read_server(checkpoint, *arguments):
+    def read_checkpoint(checkpoint, *arguments):
         if checkpoint.folder == folder:
             shutil.rmtree(folder)
             raise file_error(OSError(errno.ESTALE, "Stale file handle"), f"{folder}: x", StoreError)
         return whole(checkpoint, *arguments)
 
-    monkeypatch.setattr(export, "read_server", read_server)
+    monkeypatch.setattr(export, "read_checkpoint", read_checkpoint)
     done = hpcfl("export", run, "-o", tmp_path / "x.npz")
     assert (done.code, done.err) == (0, [])
     assert np.load(tmp_path / "x.npz")["round"] == 2
 
 
 def test_a_named_round_that_goes_away_meanwhile(run, tmp_path, pruned, refused):
-    pruned(export, "read_server", 2)
+    pruned(export, "read_checkpoint", 2)
     line = refused("export", run, "--round", 2, "-o", tmp_path / "x.npz")
     assert line.endswith("round 2 is not kept; give --round 4")
     assert not (tmp_path / "x.npz").exists()

@@ -471,3 +471,30 @@ def test_the_disk_that_is_bounded_in_advance_is_enough(root, schema, make, commi
     rows = CLIENTS + (keep + 1) * min(CLIENTS, every * size)
     assert taken <= row_allocator.most_bytes(rows, CLIENTS, schema.bytes)
     store.close()
+
+
+def test_a_resume_keeps_the_rows_of_older_checkpoints(root, schema, make, bits, commit):
+    """Without their files being read again."""
+    store = build(root, schema, 0)
+    for client in range(CLIENTS):
+        store.save(client, make(client, 0))
+    a, older = commit("a", store)
+    for client in range(CLIENTS):
+        store.save(client, make(client, 1))
+    b, newest = commit("b", store)
+    store.close()
+    store = build(root, schema, 0, session_id="b")
+    store.restore(newest, 1, [older])
+    for folder in (a, b):
+        (folder / "rows-0000.npz").unlink()
+    store.retain([a, b])
+    for client in range(CLIENTS):
+        store.save(client, make(client, 2))
+    commit("c", store)
+    for version, table in enumerate((older, newest)):
+        with Reader(table, schema) as reader:
+            assert all(
+                bits(reader.read(client)) == bits(make(client, version))
+                for client in range(CLIENTS)
+            )
+    store.close()

@@ -6,6 +6,7 @@ import pytest
 from hpcfl.errors import StoreError
 from hpcfl.store import row_table
 from hpcfl.store.row_table import Rows, Table
+from tests.rundirs import row_tables as contents
 
 NAMES = ("a-r0000-s0000.h5", "a-r0000-s0001.h5")
 
@@ -38,7 +39,14 @@ def test_every_rank_is_merged(tmp_path):
     assert some.clients.tolist() == [5, 8]
     assert some.find(8) == table.find(8)
     assert some.find(2) is None
-    assert row_table.named([tmp_path]) == {*NAMES, "a-r0002-s0000.h5"}
+    assert row_table.segments_in(tmp_path, contents(tmp_path)) == {*NAMES, "a-r0002-s0000.h5"}
+    again = Table.load(tmp_path, root, contents(tmp_path))
+    assert again.rows.tolist() == table.rows.tolist()
+    assert again.paths == table.paths
+    one = Table.load(tmp_path, root, only=2)
+    assert (one.clients.tolist(), one.owners, one.ranks) == ([5], (2,), 3)
+    none = Table.load(tmp_path, root, only=7)
+    assert (none.clients.tolist(), none.paths, none.ranks) == ([], (), 3)
 
 
 def test_a_missing_part(tmp_path):

@@ -16,7 +16,7 @@ from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.shared import SharedStore
 from tests.long_form import LONG
-from tests.rundirs import sessions
+from tests.rundirs import row_tables, sessions
 
 CLIENTS = 100
 COHORT = 10
@@ -226,7 +226,9 @@ def test_a_rank_copies_each_model_once(build, commit, root, path):
         for store in stores:
             store.retain([folder])
             store.close()
-        row_table.prune(root, row_table.named([folder]), sessions(root) - {session_id})
+        row_table.prune(
+            root, row_table.segments_in(folder, row_tables(folder)), sessions(root) - {session_id}
+        )
         with Reader(table, SCHEMA) as reader:
             assert holds(reader.read, until)
 

@@ -17,7 +17,7 @@ from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.scratch import ScratchStore, scratch_folder
 from hpcfl.store.shared import SharedStore
 from tests.long_form import LONG
-from tests.rundirs import sessions
+from tests.rundirs import row_tables, sessions
 
 CLIENTS = 30
 
@@ -219,7 +219,9 @@ def test_restore_from_2_ranks_to_3_to_1(build, make, bits, commit, root):
         for store in stores:
             store.close()
         # The earlier sessions are no longer needed.
-        row_table.prune(root, row_table.named([folder]), sessions(root) - {session_id})
+        row_table.prune(
+            root, row_table.segments_in(folder, row_tables(folder)), sessions(root) - {session_id}
+        )
 
 
 def test_more_ranks_than_the_kept_checkpoint_had(build, make, bits, commit, schema):
@@ -303,7 +305,7 @@ def test_sweep_deletes_what_nobody_names(build, make, commit, root):
     (root / "notes.h5").touch()
     (root / "foreign-r0000-s0000.h5").touch()
     before = set(root.rglob("*"))
-    row_table.prune(root, row_table.named([a]), {"old", "lost"})
+    row_table.prune(root, row_table.segments_in(a, row_tables(a)), {"old", "lost"})
     deleted = before - set(root.rglob("*"))
     assert {p.name for p in deleted} == {"lost-r0000-s0000.h5", "lost-r0001-s0000.h5.part"}
     assert {path.name for path in before - set(deleted) if path.is_file()} == {

@@ -1,0 +1,71 @@
+"""Run the rounds of one start, and record in the history how it began and ended."""
+
+import numpy as np
+
+from hpcfl.engine.loop import run_rounds as run_engine
+from hpcfl.errors import StoreError
+from hpcfl.io.atomic import write_errors
+from hpcfl.io.progress import Progress, open_progress
+from hpcfl.run_dir.log import NOTHING, LogReader
+from hpcfl.runner.record_start import (
+    record_outcomes,
+    record_start,
+    warn_of_divergence,
+)
+from hpcfl.runner.session import RankSession, StartPoint
+from hpcfl.setup.components import build_run
+from hpcfl.signals import Signals, stopped
+from hpcfl.types import Vector
+
+
+def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vector:
+    """Collective: run the rounds from ``point`` to the end; the final model, on the CPU.
+
+    Raises:
+        DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
+        StoreError: a client's state cannot be read or written.
+    """
+    components, comm, checkpointer = session.components, session.comm, session.checkpointer
+    job, done = components.job, point.round
+    finished = done == job.rounds
+    gradient = components.gradient()
+    with (
+        open_progress(session.folder.root.name, job.rounds, done, comm.rank) as progress,
+        record_outcomes(session, done),
+        session.recording(gradient, progress, NOTHING.after(point.log)),
+    ):
+        _announce(session, point, progress, finished=finished)
+        run = build_run(
+            components, comm, session.owner, checkpointer.store, gradient, session, signals
+        )
+        run.observer.restore(point.extra_tensors)
+        if not finished:  # a signal came during the start-up: a checkpoint is there already
+            stop = int(comm.allreduce_max(np.array([signals.stop], dtype=np.float64))[0])
+            if stop:
+                raise stopped(stop, done, job.rounds)
+        try:
+            server = run_engine(run, point.server, done)
+        except StoreError as e:
+            checkpointer.require_in_place()  # a deleted file may be the cause: name it
+            # A StoreError exits with 2, which means that nothing was trained: here rounds were.
+            raise StoreError(str(e), exit_code=1, collective=e.collective, prints=e.prints) from e
+        if comm.rank == 0 and not finished:
+            warn_of_divergence(session, progress)
+    final: Vector = server.x.cpu()
+    return final
+
+
+def _announce(
+    session: RankSession, point: StartPoint, progress: Progress, *, finished: bool
+) -> None:
+    """Say what begins, to the user, the history and the callbacks."""
+    root, components, done = session.folder.root, session.components, point.round
+    progress.note(f"{root}: finished, nothing to do" if finished else session.describe(done))
+    for line in (*components.loaded.notes, *session.ranks.notes, *components.dataset.notes):
+        progress.note(line)
+    if session.comm.rank == 0:
+        with write_errors(session.folder.history):
+            record_start(session, done, progress)
+            if done and not finished:
+                progress.kept(LogReader(session.folder.log).parse(point.log))
+        session.start_callbacks(done)
