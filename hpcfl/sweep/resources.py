@@ -1,14 +1,11 @@
-"""The cores and GPUs of this machine, the memory of processes, and whether one more run fits."""
+"""Count the cores and the GPUs that this process may use."""
 
 import math
 import os
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from hpcfl.io.cgroups import core_quotas, usable_cores
-from hpcfl.io.memory import PROC, number
 
 
 def cores() -> int:
@@ -28,37 +25,3 @@ def gpus() -> list[str]:
     if all(name.startswith("MIG-") for name in named):
         return named  # of these CUDA shows each process the first alone
     return named[:count] if named != [""] else [str(gpu) for gpu in range(count)]
-
-
-class Process(NamedTuple):
-    """A process, as /proc describes it."""
-
-    command: Sequence[str]
-    memory: int
-    """Resident bytes."""
-
-
-def process_tree(process: int) -> list[Process]:
-    """A process and all that it started; empty where /proc does not exist."""
-    root = PROC / str(process)
-    try:
-        memory = number(root / "status", "VmRSS:") * 1024
-        command = os.fsdecode((root / "cmdline").read_bytes()).split("\0")[:-1]
-        children = (root / f"task/{process}/children").read_text().split()
-    except OSError:
-        return []
-    found = [Process(command, memory)]
-    for child in children:
-        found += process_tree(int(child))
-    return found
-
-
-def one_more_fits(free: int, need: int, taken: Iterable[int]) -> bool:
-    """Whether one more run fits.
-
-    Args:
-        free: bytes of free memory.
-        need: bytes that a run needs at most.
-        taken: bytes that each present run has now; the rest of its need is reserved for it.
-    """
-    return free - sum(max(0, need - own) for own in taken) >= need
