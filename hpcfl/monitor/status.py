@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hpcfl.comm.heartbeat import Heartbeat, read_report
 from hpcfl.errors import DiskError, JobError, one_line
+from hpcfl.evaluation.score_names import SCORES
 from hpcfl.io.files import present, readable
 from hpcfl.io.threads import map_in_threads
 from hpcfl.monitor.facts import (
@@ -29,17 +30,8 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import committed_folders
 from hpcfl.run_dir.record import RunRecord
 
-TITLES = {
-    "train_objective": "objective",
-    "test_loss": "test loss",
-    "test_accuracy": "accuracy",
-    "test_top5_accuracy": "top 5",
-    "validation_loss": "valid. loss",
-    "validation_accuracy": "validation",
-    "client_accuracy_mean": "clients",
-    "local_model_accuracy_mean": "local models",
-}
 EVERY_S = 1.0  # between two pages that follow a run
+_WORST = "_worst_decile"  # ends the keys that are shown beside the mean
 LEAST = 0.001  # smaller shares of the time are left out
 
 
@@ -236,9 +228,10 @@ def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"
-    for key, title in TITLES.items():
-        if run.scores[key]:
+    for key, known in SCORES.items():
+        if known.title and run.scores[key] and not key.endswith(_WORST):
             round, score = run.scores[key][-1]
+            title = known.title.replace("\n", " ")
             yield title, f"{score:.4g} after round {round}{_worst_decile(run, key)}"
     for key in run.metric_keys:
         if run.scores[key]:
@@ -255,7 +248,7 @@ def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _worst_decile(run: RunRecord, key: str) -> str:
     """The worst decile of a score that is a mean over clients."""
-    worst = key.replace("_mean", "_worst_decile")
+    worst = key.replace("_mean", _WORST)
     return "" if worst == key else f", {run.last(worst):.4g} in the worst decile"
 
 

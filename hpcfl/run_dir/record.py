@@ -12,6 +12,7 @@ from typing import Any, Literal
 from hpcfl.errors import JobError, StoreError
 from hpcfl.evaluation.config import metric_name
 from hpcfl.evaluation.divergence import Divergence, find_divergence
+from hpcfl.evaluation.score_names import METRIC_KEYS, SCORES, score_named
 from hpcfl.io.files import present
 from hpcfl.job.settings import BRANCH, Settings, flatten
 from hpcfl.job.yaml_file import plain, relative_to_run
@@ -27,35 +28,6 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require_log_prefix
 from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, Checkpoint, newest, read_file
 from hpcfl.user_code.names import short_name
-
-SCORES = (
-    "test_loss",
-    "test_accuracy",
-    "test_top5_accuracy",
-    "validation_loss",
-    "validation_accuracy",
-    "validation_top5_accuracy",
-    "train_objective",
-    *(
-        f"{whose}_accuracy_{summary}"
-        for whose in ("client", "local_model")
-        for summary in ("mean", "std", "worst_decile", "best_decile")
-    ),
-)
-"""The scores that an evaluation may write to the log (``hpcfl.evaluation``)."""
-
-
-METRIC_KEYS = (
-    "test_{}",
-    "validation_{}",
-    *(
-        f"{whose}_{{}}_{summary}"
-        for whose in ("client", "local_model")
-        for summary in ("mean", "std", "lowest_decile", "highest_decile")
-    ),
-)
-"""The keys of a metric of the user's, for its name."""
-
 
 ChosenOn = Literal["validation", "test"]
 """The examples whose scores decide which round is the best."""
@@ -179,8 +151,8 @@ class RunRecord:
 
     def choice(self, name: Literal["accuracy", "loss"]) -> tuple[int, float] | None:
         """(round, score) of the best round on ``chosen_on``, the first of equals."""
-        scores = self.scores[f"{self.chosen_on}_{name}"]
-        sign = 1 if name == "accuracy" else -1
+        key = f"{self.chosen_on}_{name}"
+        scores, sign = self.scores[key], 1 if score_named(key).better == "higher" else -1
         known = (score for score in scores if not math.isnan(score[1]))
         return max(known, key=lambda score: sign * score[1], default=None)
 

@@ -29,12 +29,12 @@ from hpcfl.engine.callbacks import Callbacks, RoundModel, RunStart
 from hpcfl.engine.run import CheckpointState
 from hpcfl.errors import DiskError, HookError, JobError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
-from hpcfl.io.progress import Progress
 from hpcfl.models.flat_vector import frozen_note
 from hpcfl.run_dir.history import outcome_of
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
 from hpcfl.run_dir.manifest import Checkpoint
+from hpcfl.runner.progress import Progress
 from hpcfl.setup.components import Components
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore

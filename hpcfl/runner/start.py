@@ -36,7 +36,6 @@ from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.exports.checkpoint import load_model
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import present
-from hpcfl.io.progress import open_progress
 from hpcfl.job.resume_rules import input_places
 from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import LoadedJob
@@ -46,6 +45,7 @@ from hpcfl.job.yaml_file import COMMAND_LINE
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, LogReader, truncate_log
 from hpcfl.runner.copy_run import require_absent
+from hpcfl.runner.progress import open_progress
 from hpcfl.runner.record_start import (
     list_kept_rounds,
     record_outcomes,
