@@ -16,7 +16,7 @@ from hpcfl.io import regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.memory import PROC
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.record import read_run, with_history
+from hpcfl.run_dir.record import read_run
 
 # Lines with the reason why a run ended: its own, and MPICH's mpirun's about a killed rank.
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")
@@ -90,7 +90,7 @@ class RunProcess:
     def result(self) -> str:
         """The rounds, the score and the duration of the finished run, as a text."""
         try:
-            run = with_history(read_run(self._folder.root), self._folder.history_entries())
+            run = read_run(self._folder.root)
         except (JobError, DiskError) as e:  # a damaged file of this run does not end the sweep
             return f"but {e}"
         accuracy, loss = run.last("test_accuracy"), run.last("test_loss")

@@ -27,7 +27,7 @@ from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
 from hpcfl.exports.checkpoint import export
 from hpcfl.models import MODELS
-from hpcfl.monitor import facts, status
+from hpcfl.monitor import status
 from hpcfl.report.collect import collect_runs
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import committed
@@ -257,7 +257,6 @@ def fixed(monkeypatch):
     """The clock stands still for the commands that show an age."""
     clock = SimpleNamespace(time=lambda: NOW, monotonic=lambda: 0.0)
     monkeypatch.setattr(status, "time", clock)
-    monkeypatch.setattr(facts, "time", clock)
     deterministic = torch.get_deterministic_debug_mode()
     yield
     torch.set_deterministic_debug_mode(deterministic)
