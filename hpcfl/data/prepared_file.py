@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcfl.errors import DataError, file_error
-from hpcfl.io.atomic import remove_part
+from hpcfl.io.atomic import remove_part, sync_folder
 from hpcfl.io.new_hdf5 import new_hdf5
 from hpcfl.io.regular import open_binary
 
@@ -34,7 +34,7 @@ def new_image_file(
         with new_hdf5(part, room) as file:
             file.attrs.update(**attributes, origin=np.bytes_(origin.encode()))
             yield file
-        part.replace(path)
+        commit(part, path)
     except BaseException:  # it may take much room on the disk
         remove_part(part)
         raise
@@ -56,7 +56,11 @@ def preparation_errors(path: Path) -> Iterator[None]:
 
 
 def commit(part: Path, path: Path) -> None:
-    """Rename a closed file to ``path``, after its contents have reached the disk."""
+    """Rename a closed file to ``path``, after its contents have reached the disk.
+
+    A loss of power then leaves the whole file, or none of this name.
+    """
     with open_binary(part) as file:
         os.fsync(file.fileno())
     part.replace(path)
+    sync_folder(path.parent)
