@@ -7,6 +7,7 @@ ROOT/sweep.log  a line for each event: started, finished, failed, ...
 ROOT/lock       held while the sweep is running
 """
 
+import math
 import os
 import signal
 import time
@@ -16,9 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+import torch
+
 from hpcfl.comm.launcher import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import DiskError, HpcflError, JobError, Stopped, SweepError, file_error
+from hpcfl.io.cgroups import core_quotas, usable_cores
 from hpcfl.io.files import present
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.base import ModelConfig
@@ -31,7 +35,6 @@ from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.pending import PendingRun, edited_notes, job_of, pending_runs, write_jobs
 from hpcfl.sweep.process import RunProcess, mpirun
-from hpcfl.sweep.resources import cores, gpus
 
 POLL_S = 0.2  # between two polls of the runs
 # Exit codes of a run that a signal ended before it had installed its handlers, as Popen, a shell
@@ -284,3 +287,22 @@ class _Scheduler:
         else:
             self._failed[name] = code
             self._log.write("failed", name, f"exit code {code}: {words or 'no output'}")
+
+
+def cores() -> int:
+    """How many cores this process may use, whether or not it is bound to them."""
+    found = [len(usable_cores())]
+    # Of the step, or of the batch script outside of one.  SLURM_CPUS_PER_TASK would be too few
+    # there: a sweep is one task, and may use those of all tasks.
+    if (allocated := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdigit():
+        found.append(int(allocated))
+    return max(1, min([*found, *map(math.ceil, core_quotas())]))
+
+
+def gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(name.startswith("MIG-") for name in named):
+        return named  # of these CUDA shows each process the first alone
+    return named[:count] if named != [""] else [str(gpu) for gpu in range(count)]
