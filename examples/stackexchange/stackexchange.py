@@ -28,7 +28,7 @@ from typing import IO, ClassVar, NamedTuple
 from zlib import error as ZlibError
 
 from hpcfl.data.download import Track
-from hpcfl.data.source_fingerprint import source_fingerprint, stamps
+from hpcfl.data.prepared_file import source_fingerprint, stamps
 from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import Source
 from hpcfl.data.vocabulary import Vocabulary

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcfl.evaluation.score_names import is_score
 from hpcfl.run_dir.log import LogReader
-from hpcfl.run_dir.record import SCORES
 from hpcfl.types import Record
 
 
@@ -27,8 +27,7 @@ def curves(record: Record) -> dict[str, float]:
 
 def curve_name(key: str) -> str:
     """The name of a curve; TensorBoard and trackers group curves by the part before the slash."""
-    of_metric = key.startswith(("test_", "validation_", "client_", "local_model_"))
-    if key in SCORES or key == "train_loss" or (of_metric and key != "local_model_clients"):
+    if is_score(key) or key == "train_loss":
         return f"score/{key}"
     if key.endswith("_s") and not key.endswith("_per_s"):
         return f"time/{key}"

@@ -13,16 +13,9 @@ from typing import NamedTuple
 import torch
 
 from hpcfl.errors import StoreError
+from hpcfl.evaluation.score_names import DECIDING_SCORES, score_named
 from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.types import Vector
-
-# In order of preference: the first that a run has decides.  1: higher is better, -1: lower is.
-DECIDING_SCORES = {
-    "validation_accuracy": 1,
-    "validation_loss": -1,
-    "test_accuracy": 1,
-    "test_loss": -1,
-}
 
 
 class BestModel(NamedTuple):
@@ -36,7 +29,7 @@ class BestModel(NamedTuple):
     @property
     def rank(self) -> float:
         """The score as a number that is higher for a better model."""
-        return DECIDING_SCORES[self.name] * self.score
+        return self.score if score_named(self.name).better == "higher" else -self.score
 
     def pack(self) -> bytes:
         """The content of the file: safetensors of x [P], the round, and the score by its name."""

@@ -278,7 +278,7 @@ def _require_alone(options: argparse.Namespace) -> None:
     Raises:
         JobError: the first of them.
     """
-    others = ("submit", "parallel", "pack", "sbatch", "dry_run", "where")
+    others = ("submit", "parallel", "sbatch", "dry_run", "where")
     found = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
     if found:
         raise JobError(f"--write-jobs writes job files and starts nothing; leave out {found[0]}")
@@ -294,9 +294,7 @@ def _write_jobs(sweep: Sweep, root: Path) -> None:
 def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     from hpcfl.sweep.slurm import SlurmArray
 
-    if options.parallel:
-        raise JobError("--parallel is for a sweep that runs here; with --submit: --pack K")
-    array = SlurmArray(sweep, options.overrides, root, options.pack or 1, options.sbatch or "")
+    array = SlurmArray(sweep, options.overrides, root, options.parallel or 1, options.sbatch or "")
     _say(array.command_line() if options.dry_run else array.submit())
 
 
@@ -306,8 +304,8 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     from hpcfl.sweep.pending import pending_runs, runs_table
     from hpcfl.sweep.run_sweep import run_sweep
 
-    if options.pack or options.sbatch:
-        raise JobError("--pack and --sbatch are for --submit")
+    if options.sbatch:
+        raise JobError("--sbatch is for --submit")
     if options.dry_run:
         _say(runs_table(pending_runs(sweep, root)))
         return
@@ -441,8 +439,8 @@ def _data_export_split(options: argparse.Namespace) -> None:
 def _data_prepare(options: argparse.Namespace) -> None:
     from hpcfl.data.base import sizes_text
     from hpcfl.io.lock import preparing
-    from hpcfl.io.progress import track
     from hpcfl.job.schema import data_section
+    from hpcfl.runner.progress import track
 
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared

@@ -23,6 +23,7 @@ RETIRED = {
     "plan --pieces": _MEASURE,
     "plan --plot": _SCALE,
     "plan --scale": _SCALE,
+    "sweep --pack": "hpcfl sweep SWEEP --submit --parallel N serves instead",
     "watch": "hpcfl status DIR --follow serves instead",
 }
 """Commands and options of earlier versions, and what serves instead."""
@@ -204,7 +205,11 @@ def _add_sweep(commands: Any) -> None:
     _add_overrides(sweep, "settings of every run")
     sweep.add_argument("--out", type=_path, help="directory of the runs (default runs/SWEEPNAME)")
     sweep.add_argument(
-        "--parallel", type=_count, metavar="N", help="runs at once (default: as many as fit)"
+        "--parallel",
+        type=_count,
+        metavar="N",
+        help="runs at once (default: as many as the cores or GPUs allow); with --submit, in each "
+        "task of the array (default: 1)",
     )
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
     sweep.add_argument(
@@ -228,9 +233,6 @@ def _add_sweep(commands: Any) -> None:
     )
     selected.add_argument(
         "--submit", action="store_true", help="hand what is not finished to Slurm, as an array"
-    )
-    sweep.add_argument(
-        "--pack", type=_count, metavar="K", help="runs of a task of the array (default: 1)"
     )
     sweep.add_argument("--sbatch", metavar="OPTIONS", help="of sbatch: --sbatch='-p gpu -t 60'")
     sweep.set_defaults(command="sweep")

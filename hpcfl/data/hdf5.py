@@ -114,25 +114,6 @@ def attribute(file: Any, name: str) -> Any:
     return file.attrs[name] if found.shape == () and found.dtype.kind in "iufS" else None
 
 
-def origin_of(path: Path) -> str:
-    """What a prepared file was made from, as the file records it; empty if it does not.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    with opened(path) as file:
-        return str(attribute(file, "origin") or b"", "utf-8")
-
-
-def origin_and_size(path: Path) -> str:
-    """What tells a prepared file from others without reading its examples.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    return f"{origin_of(path)} {path.stat().st_size}"
-
-
 def encoded(texts: Iterable[str]) -> NDArray[np.bytes_]:
     """Texts of one length, which HDF5 covers by its checksums."""
     return np.array([os.fsencode(text) for text in texts], dtype=np.bytes_)

@@ -15,7 +15,7 @@ from hpcfl.data.download import Track, check_count, quiet
 from hpcfl.data.grayscale import SIDE, Grey
 from hpcfl.data.idx import idx_place, read_idx
 from hpcfl.data.labels import require_classes, require_integers
-from hpcfl.data.prepare_command import prepare_command
+from hpcfl.data.prepared_file import prepare_command
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Examples, PathText

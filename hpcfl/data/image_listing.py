@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcfl.data.hdf5 import opened, origin_of, strings
-from hpcfl.data.source_fingerprint import Stamp, require_same_sources, source_fingerprint, stamp
+from hpcfl.data.hdf5 import opened, strings
+from hpcfl.data.prepared_file import (
+    Stamp,
+    origin_of,
+    require_same_sources,
+    source_fingerprint,
+    stamp,
+)
 from hpcfl.errors import DataError, disk_errors
 from hpcfl.io.regular import read
 

@@ -27,8 +27,13 @@ from hpcfl.data.encoded_images import DAMAGED, QUALITY, reason, shrunk
 from hpcfl.data.hdf5 import encoded
 from hpcfl.data.image_listing import Fault, ListedFiles, Listing, Photo, read_image, report_faults
 from hpcfl.data.packed import FORMAT
-from hpcfl.data.prepared_file import commit, new_image_file, preparation_errors
-from hpcfl.data.source_fingerprint import Stamp, source_fingerprint
+from hpcfl.data.prepared_file import (
+    Stamp,
+    commit,
+    new_image_file,
+    preparation_errors,
+    source_fingerprint,
+)
 from hpcfl.errors import DataError
 from hpcfl.io.regular import open_binary, open_write
 

@@ -10,12 +10,11 @@ from typing import ClassVar, NamedTuple
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track
-from hpcfl.data.hdf5 import origin_and_size
 from hpcfl.data.image_listing import Listing, Photo, check_origin, sources_remain
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.pack_images import pack
 from hpcfl.data.packed import Contents, read_packed
-from hpcfl.data.prepare_command import changed_keys, prepare_command
+from hpcfl.data.prepared_file import changed_keys, origin_and_size, prepare_command
 from hpcfl.data.tables import Row
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Natural, PathText

@@ -12,10 +12,14 @@ from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset, Transform
 from hpcfl.data.download import Track
-from hpcfl.data.hdf5 import origin_and_size, origin_of
 from hpcfl.data.partition import RowRanges
-from hpcfl.data.prepare_command import changed_keys, prepare_command
-from hpcfl.data.source_fingerprint import require_same_sources
+from hpcfl.data.prepared_file import (
+    changed_keys,
+    origin_and_size,
+    origin_of,
+    prepare_command,
+    require_same_sources,
+)
 from hpcfl.data.token_file import SentenceSplit, Source, check_tokens, pack, read
 from hpcfl.data.vocabulary import Vocabulary, Words
 from hpcfl.errors import DataError, JobError

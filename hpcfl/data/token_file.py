@@ -28,9 +28,10 @@ from torch import Tensor
 
 from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import attribute, member, opened, strings
+from hpcfl.data.prepared_file import commit, preparation_errors
 from hpcfl.data.vocabulary import Vocabulary, last_tokens
-from hpcfl.errors import DataError, file_error
-from hpcfl.io.atomic import PART, remove_part, sync_folder
+from hpcfl.errors import DataError
+from hpcfl.io.atomic import PART, remove_part
 from hpcfl.io.new_hdf5 import new_hdf5
 from hpcfl.io.regular import open_binary, open_fd
 from hpcfl.types import IntArray
@@ -105,7 +106,7 @@ def pack(
         DiskError: the disk is full or fails.
     """
     part = path.with_name(path.name + PART)
-    try:
+    with preparation_errors(path):
         attributes = {"format": FORMAT, "about": _text(about), "origin": _text(origin)}
         contents = _Contents(attributes, vocabulary, length, sources)
         if not _can_resume(part, contents):
@@ -113,11 +114,7 @@ def pack(
         with os.fdopen(open_fd(part, os.O_RDWR), "r+b") as file:
             for name in SPLITS:
                 _write_split(file, part, name, contents, track)
-        part.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
-        raise file_error(error, f"{part}: cannot be written: {reason}", DataError) from error
+        commit(part, path)
 
 
 def read(

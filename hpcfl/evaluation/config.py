@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 from hpcfl.data.base import Dataset
 from hpcfl.errors import JobError
+from hpcfl.evaluation.score_names import RESERVED
 from hpcfl.types import Count, Natural, Section
 from hpcfl.user_code.names import short_name
-
-RESERVED = ("loss", "accuracy", "top5_accuracy")
-"""The names of hpcfl's own scores, which a metric of the user's must not have."""
 
 
 def metric_name(path: str) -> str:

@@ -1,45 +1,36 @@
 """Describe how far a run is, from its directory, without disturbing it."""
 
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
-from hpcfl.comm.heartbeat import Heartbeat, read_report
+from hpcfl.comm.heartbeat import Heartbeat, read_newest, read_report
 from hpcfl.errors import DiskError, JobError, one_line
+from hpcfl.evaluation.score_names import SCORES
 from hpcfl.io.files import present, readable
 from hpcfl.io.threads import map_in_threads
-from hpcfl.monitor.facts import (
-    LATE_S,
-    RECENT,
-    RunFacts,
-    RunObserver,
-    newest_checkpoint,
-)
 from hpcfl.report import timing
 from hpcfl.report.collect import Found, find_runs, number_of_runs, state_without_directory
 from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import committed_folders
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.run_dir.manifest import MANIFEST, committed_folders
+from hpcfl.run_dir.record import RunReader, RunRecord
 
-TITLES = {
-    "train_objective": "objective",
-    "test_loss": "test loss",
-    "test_accuracy": "accuracy",
-    "test_top5_accuracy": "top 5",
-    "validation_loss": "valid. loss",
-    "validation_accuracy": "validation",
-    "client_accuracy_mean": "clients",
-    "local_model_accuracy_mean": "local models",
-}
+RECENT = 100  # rounds over which speeds and shares of the time are taken
+LATE_S = 30.0  # a rank writes a heartbeat every 5 s or more often: older ones are marked
+DISK_S = 10.0  # between two sums of file sizes, which walk through all folders of a run
 EVERY_S = 1.0  # between two pages that follow a run
+_WORST = "_worst_decile"  # ends the keys that are shown beside the mean
 LEAST = 0.001  # smaller shares of the time are left out
 
 
@@ -85,7 +76,8 @@ class _View:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._observers: dict[Path, RunObserver] = {}
+        self._readers: dict[Path, RunReader] = {}
+        self._sizes, self._sizes_due = "", 0.0
         self.of_folder = False
         """Whether there is a line for each of several runs."""
 
@@ -102,13 +94,32 @@ class _View:
                     rest = [f"and {len(rows) - room} more", *rest]
                 return [*map(one_line, [*rows[:room], *rest])]
             RunDir(self._root).require()
-            observer = self._observer(self._root)
-            titled = list(describe(observer.read(), observer.sizes()))
+            titled = list(describe(self._read(self._root), self._disk_sizes()))
         width = max(11, *(len(title) for title, _ in titled))
         return [one_line(f"{title:<{width}} {text}") for title, text in titled]
 
-    def _observer(self, root: Path) -> RunObserver:
-        return self._observers.setdefault(root, RunObserver(root))
+    def _read(self, root: Path, *, failed: bool = False) -> RunRecord:
+        """Read a run as it is now.
+
+        Raises:
+            JobError: the directory holds no run.
+            StoreError: a file of the run is damaged.
+            DiskError: the disk fails.
+        """
+        reader = self._readers.setdefault(root, RunReader(root))
+        # Before its log: of a run that is dead by then, the log is complete.
+        run = reader.read(alive=RunDir(root).is_locked(), failed=failed)
+        if run.unread:
+            raise run.unread
+        return run
+
+    def _disk_sizes(self) -> str:
+        """Bytes of the run's checkpoints and stores on the disk, as of DISK_S ago at most."""
+        if time.monotonic() >= self._sizes_due:
+            folder = RunDir(self._root)
+            self._sizes = f"{_disk(folder.checkpoints)} checkpoints, {_disk(folder.stores)} stores"
+            self._sizes_due = time.monotonic() + DISK_S
+        return self._sizes
 
     def _folder(self, found: Found) -> tuple[list[str], list[str]]:
         """A line for each run; and lines about what cannot be read, and how many runs there are."""
@@ -116,8 +127,7 @@ class _View:
         diverged = 0
 
         def line(path: Path) -> tuple[str, str, bool]:
-            name = path.relative_to(self._root)
-            return _run_line(self._observer(path), path, name, failed=found.runs[path])
+            return self._run_line(path, failed=found.runs[path])
 
         for state, text, marked in map_in_threads(line, found.runs):
             states[state] += 1
@@ -127,64 +137,61 @@ class _View:
         counts += f"; {diverged} of them diverged, with finite numbers" if diverged else ""
         return rows, [*found.unreadable, f"{number_of_runs(len(found.runs))}: {counts}"]
 
+    def _run_line(self, path: Path, *, failed: bool) -> tuple[str, str, bool]:
+        """The state of one of several runs, how far it is, and whether finite numbers diverged."""
+        name = path.relative_to(self._root)
+        try:
+            with readable(path):
+                if not present(RunDir(path).job):
+                    return state_without_directory(failed=failed), f"{'-':>6}       {name}", False
+                run = self._read(path, failed=failed)
+        except (JobError, DiskError) as e:  # of this run: the others are listed all the same
+            return "damaged", str(e), False
+        marked = run.divergence is not None and run.state != "diverged"
+        mark = "  (diverged)" if marked else ""
+        left = f", {time_left} left" if (time_left := _time_left(run)) else ""
+        return run.state, f"{run.done:>6} of {run.rounds}  {name}{left}{mark}", marked
 
-def describe(facts: RunFacts, sizes: str) -> Iterator[tuple[str, str]]:
+
+def describe(run: RunRecord, sizes: str) -> Iterator[tuple[str, str]]:
     """Titles and texts about a run.
 
     Args:
-        facts: the run.
+        run: read with its history.
         sizes: of its files, in words.
     """
-    run, folder = facts.record, facts.folder
-    yield from _state(facts)
-    yield from _speed(facts)
-    heartbeats = facts.heartbeats()
+    folder = RunDir(run.path)
+    yield from _state(run)
+    yield from _speed(run)
+    heartbeats = read_newest(folder.ranks) if run.alive else []
     if heartbeats:
         yield "ranks", _ranks(heartbeats, time.time())
     yield from _scores(run)
-    yield "checkpoint", newest_checkpoint(folder.checkpoints)
+    yield "checkpoint", _newest_checkpoint(folder.checkpoints)
     yield "on disk", sizes
-    for entry in facts.history:
+    for entry in run.history:
         if "branch_of" in entry:
             text = f"of {entry['branch_of']} at round {entry['round']}"
             if "changes" in entry:
                 text = str(Branch.parse(entry)).removeprefix("branch ")
             yield "branch", text
-    for start in [entry for entry in facts.history if "session" in entry][-1:]:
+    for start in [entry for entry in run.history if "session" in entry][-1:]:
         yield "last start", f"{start['time']} from round {start['round']}, {start['ranks']} rank(s)"
         known = ("hpcfl", "git", "python", "torch", "numpy", "h5py", "mpi4py", "processor")
         yield "versions", ", ".join(f"{name} {start[name]}" for name in known if start.get(name))
 
 
-def _run_line(
-    observer: RunObserver, root: Path, name: Path, *, failed: bool
-) -> tuple[str, str, bool]:
-    """The state of one of several runs, how far it is, and whether finite numbers diverged."""
-    try:
-        with readable(root):
-            if not present(RunDir(root).job):
-                return state_without_directory(failed=failed), f"{'-':>6}       {name}", False
-            facts = observer.read(failed=failed)
-    except (JobError, DiskError) as e:  # of this run: the others are listed all the same
-        return "damaged", str(e), False
-    run, state = facts.record, facts.record.state
-    marked = run.divergence is not None and state != "diverged"
-    mark = "  (diverged)" if marked else ""
-    left = f", {facts.time_left} left" if facts.time_left else ""
-    return state, f"{run.done:>6} of {run.rounds}  {name}{left}{mark}", marked
-
-
-def _state(facts: RunFacts) -> Iterator[tuple[str, str]]:
+def _state(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Its state, how it ended, and how to resume it."""
-    run, state = facts.record, facts.record.state
-    record = facts.folder.is_record
+    folder, state = RunDir(run.path), run.state
+    record = folder.is_record
     yield "run", f"{run.path}: {run.algorithm}, {state}"
     if record:
         yield "record", "without its models: it can be shown, not resumed"
     elif state == "not running":
         yield (
             "ended",
-            one_line(read_report(facts.folder.ranks))
+            one_line(read_report(folder.ranks))
             or "without a message: it was killed, its node was lost, or another rank than 0 "
             "failed; see what the run printed",
         )
@@ -194,7 +201,7 @@ def _state(facts: RunFacts) -> Iterator[tuple[str, str]]:
         yield "diverged", str(run.divergence)
     if record:
         return
-    kept = [int(found.name) for found in committed_folders(facts.folder.checkpoints)]
+    kept = [int(found.name) for found in committed_folders(folder.checkpoints)]
     if state in ("not running", "stopped", "failed"):
         if kept:
             yield "resume", f"hpcfl resume {run.path}"
@@ -211,13 +218,14 @@ def _state(facts: RunFacts) -> Iterator[tuple[str, str]]:
         )
 
 
-def _speed(facts: RunFacts) -> Iterator[tuple[str, str]]:
+def _speed(run: RunRecord) -> Iterator[tuple[str, str]]:
     """How many rounds are done, the recent speed, and how the time was shared out."""
-    run, lines = facts.record, facts.recent
-    left = f", {facts.time_left} left" if facts.time_left is not None else ""
-    yield "rounds", f"{run.done} of {run.rounds}{left}"
-    if facts.speed:
-        over = f"{facts.speed:.3g} rounds/s over the last {min(RECENT, run.done)}"
+    lines, left = _recent(run), _time_left(run)
+    left_text = f", {left} left" if left is not None else ""
+    yield "rounds", f"{run.done} of {run.rounds}{left_text}"
+    speed = timing.pace(lines)
+    if speed:
+        over = f"{speed:.3g} rounds/s over the last {min(RECENT, run.done)}"
         batches, states = timing.rate(lines, "data_s"), timing.rate(lines, "store_s")
         yield (
             "pace",
@@ -231,14 +239,26 @@ def _speed(facts: RunFacts) -> Iterator[tuple[str, str]]:
         yield "imbalance", f"the busiest rank worked {imbalance:.2f} times as long as the mean one"
 
 
+def _recent(run: RunRecord) -> Sequence[Mapping[str, Any]]:
+    """The log's lines of the last RECENT rounds."""
+    return [line for line in run.log[-RECENT:] if line["round"]]
+
+
+def _time_left(run: RunRecord) -> timedelta | None:
+    """Time until the last round at the present speed; None if it is not alive."""
+    speed = timing.pace(_recent(run)) if run.alive else None
+    return timedelta(seconds=round((run.rounds - run.done) / speed)) if speed else None
+
+
 def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Its newest losses and accuracies, and its best."""
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"
-    for key, title in TITLES.items():
-        if run.scores[key]:
+    for key, known in SCORES.items():
+        if known.title and run.scores[key] and not key.endswith(_WORST):
             round, score = run.scores[key][-1]
+            title = known.title.replace("\n", " ")
             yield title, f"{score:.4g} after round {round}{_worst_decile(run, key)}"
     for key in run.metric_keys:
         if run.scores[key]:
@@ -255,7 +275,7 @@ def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _worst_decile(run: RunRecord, key: str) -> str:
     """The worst decile of a score that is a mean over clients."""
-    worst = key.replace("_mean", "_worst_decile")
+    worst = key.replace("_mean", _WORST)
     return "" if worst == key else f", {run.last(worst):.4g} in the worst decile"
 
 
@@ -265,3 +285,29 @@ def _ranks(heartbeats: Sequence[Heartbeat], now: float) -> str:
     oldest = max(heartbeats, key=lambda beat: beat.age(now))
     late = f": {oldest.who}" if oldest.age(now) > LATE_S else ""
     return f"{len(heartbeats)}: {last.where}, oldest heartbeat {oldest.age(now):.0f} s ago{late}"
+
+
+def _newest_checkpoint(checkpoints: Path) -> str:
+    """The round and the age of the newest checkpoint."""
+    for folder in reversed(committed_folders(checkpoints)):
+        with suppress(FileNotFoundError):  # the run has deleted it meanwhile
+            written = (folder / MANIFEST).stat().st_mtime
+            age = timedelta(seconds=max(0, round(time.time() - written)))
+            return f"round {int(folder.name)}, {age} ago"
+    return "none yet"
+
+
+def _disk(root: Path) -> str:
+    """The size on the disk of the files below ``root``."""
+    taken = 0
+    for folder, _, names in os.walk(root, onerror=_unless_gone):
+        for name in names:
+            with suppress(FileNotFoundError):
+                taken += Path(folder, name).stat().st_blocks * 512
+    return decimal(taken)
+
+
+def _unless_gone(error: OSError) -> None:
+    """Raise the error, unless the run has deleted the folder meanwhile."""
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -1,10 +1,8 @@
 """Predict what a job will need, without training: disk, memory, traffic, gradients, time."""
 
-from hpcfl.plan.cost_model import CostModel
-from hpcfl.plan.measured import Activations, Process, probe, this_process
-from hpcfl.plan.memory import Memory
+from hpcfl.plan.memory import Activations, Memory, Process, probe, this_process
 from hpcfl.plan.resources import Plan, RankShare, plan
-from hpcfl.plan.time import Prediction, Work, predict, work
+from hpcfl.plan.time import CostModel, Prediction, Work, predict, work
 
 __all__ = [
     "Activations",

@@ -1,19 +1,80 @@
-"""Predict the memory of a rank, and of a host with several ranks."""
+"""Predict the memory of a rank and of a host, from what this process and an example take."""
 
 from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hpcfl.data.partition import bytes_of
 from hpcfl.engine.dry_round import nbytes
+from hpcfl.io.memory import number, return_freed_memory
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
+from hpcfl.models.flat_vector import ParameterLayout
 from hpcfl.plan.full_gradients import diagnosed_rounds, full_gradient_means, full_gradients
-from hpcfl.plan.measured import Activations, Process
 from hpcfl.setup.client_store import GIB
 from hpcfl.setup.components import Components
 from hpcfl.store.footprint import ALIGNMENT, STATE_OVERHEAD
+from hpcfl.types import Batch
+
+STATUS = Path("/proc/self/status")
+
+
+class Process(NamedTuple):
+    """Bytes of memory of a process that has loaded the job and taken a gradient.
+
+    None where the system does not report them: only Linux does.
+    """
+
+    resident: int | None
+    """Now, without freed memory."""
+    peak: int | None
+    """At most so far."""
+
+
+def this_process() -> Process:
+    """Measure this process; its freed memory is returned to the system first."""
+    return_freed_memory()
+    try:
+        resident, peak = (number(STATUS, key) for key in ("VmRSS:", "VmHWM:"))
+    except OSError:
+        return Process(None, None)
+    return Process(1024 * resident or None, 1024 * peak or None)  # 0: containers leave lines out
+
+
+class Activations(NamedTuple):
+    """Bytes that one example takes in the model."""
+
+    kept: int
+    """For the backward pass."""
+    largest: int
+    """In one tensor of them."""
+
+
+def probe(components: Components) -> Activations:
+    """Measure the activations of a gradient of one example, and of two; the difference is one's."""
+    (one, largest), (two, _) = _kept(components, 1), _kept(components, 2)
+    return Activations(two - one, largest)
+
+
+def _kept(components: Components, examples: int) -> tuple[int, int]:
+    """Bytes that a backward pass needs of a batch, with the parameters; and the largest tensor."""
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    data = components.dataset
+    inputs = data.transform(data.sample(examples), components.x0.dtype, None)
+    batch = Batch(inputs, data.train.labels[:examples])
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        components.gradient().stochastic(components.x0, batch, 0)
+    own = {view.data_ptr() for view in ParameterLayout.of(components.model).views(components.x0)}
+    return sum(sizes.values()), max((n for at, n in sizes.items() if at not in own), default=0)
+
 
 TRAINING = 6  # vectors: y, d, a gradient and its parts, results of hooks
 BLOCK_TRAINING = 10  # the same for each client of a block, with the stacked states

@@ -14,8 +14,7 @@ from hpcfl.checks.disk_budget import DiskBudget, disk_budget, state_bytes, store
 from hpcfl.checks.schedule_usage import ScheduleUsage, most_trained, simulate_schedule
 from hpcfl.engine.dry_round import Traffic, nbytes, traffic
 from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
-from hpcfl.plan.measured import Activations, Process
-from hpcfl.plan.memory import Holding, Memory, memory
+from hpcfl.plan.memory import Activations, Holding, Memory, Process, memory
 from hpcfl.setup.components import Components
 
 

@@ -20,8 +20,7 @@ from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan.data import Sizes, planned_data
 from hpcfl.plan.measure import measure_costs
-from hpcfl.plan.measured import Process, probe, this_process
-from hpcfl.plan.memory import data_bytes
+from hpcfl.plan.memory import Process, data_bytes, probe, this_process
 from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.submission import LONGEST_H, submission
 from hpcfl.plan.time import Prediction, predict, work

@@ -38,10 +38,40 @@ import numpy as np
 
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.errors import JobError
-from hpcfl.plan.cost_model import CostModel
 from hpcfl.plan.full_gradients import full_gradient_means, full_gradient_rounds, full_gradients
 from hpcfl.setup.components import Components
 from hpcfl.types import IntArray
+
+
+class CostModel(NamedTuple):
+    """Seconds and speeds on one rank while all of them work."""
+
+    origin: str
+    """The measurement and its date, or the reason why they are assumed."""
+    device: Literal["cpu", "cuda"]
+    """The device of a rank."""
+    step_s: float
+    """A local step: one batch, and the algorithm's part of it."""
+    visit_s: float
+    """Seconds of one client in one round besides its local steps: making its batches, and state
+    I/O if ``read`` and ``write`` are absent."""
+    round_s: float
+    """Seconds of a round that do not depend on its clients: drawing the cohort, the server's
+    step."""
+    convert_s: float
+    """The exact mean of a client's upload, per number."""
+    restore_s: float
+    """The exact mean of a round, per number, whatever the clients."""
+    test_s: float
+    """An example of an evaluation."""
+    latency_s: float | None = None
+    """A message between two ranks; None: measured on one rank."""
+    bandwidth: float | None = None
+    """Bytes/s that a rank sends in an all-reduce while it receives as many; None as above."""
+    read: float | None = None
+    """Bytes/s of client states; None: part of ``visit_s``."""
+    write: float | None = None
+
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn
 MEMBERS, FEWEST = 100_000, 50  # of all those rounds; and rounds, all the same

@@ -11,6 +11,7 @@ from math import isnan
 from typing import NamedTuple
 
 from hpcfl.errors import JobError
+from hpcfl.evaluation.score_names import score_named
 from hpcfl.report.columns import mean_and_std
 from hpcfl.report.grid import read_grid
 from hpcfl.report.groups import EXAMPLES, ComparedRuns
@@ -49,7 +50,7 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
     """
     compared = ComparedRuns.of(runs)
     key, grid = _score(compared), read_grid(compared.runs)
-    higher = key.endswith("accuracy")
+    higher = score_named(key).better == "higher"
     titles = dict(zip(grid.columns, grid.titles(), strict=True))
     found: dict[str, list[_Candidate]] = {}
     for (row, column), indices in grid.cells.items():

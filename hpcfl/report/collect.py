@@ -17,7 +17,7 @@ from hpcfl.io.regular import read
 from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import input_places
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
-from hpcfl.run_dir.record import RunRecord, read_run, with_history
+from hpcfl.run_dir.record import RunReader, RunRecord
 from hpcfl.run_dir.sweep_log import SweepEvents, read_sweep_log
 
 JOB = "job.yaml"
@@ -124,13 +124,13 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
     read = iter(map_in_threads(_read, [item for _, siblings, _ in groups for item in siblings]))
     runs: list[RunRecord] = []
     for root, siblings, path in groups:
-        answers = [next(read) for _ in siblings]
-        notes += [note for _, note in answers if note]
-        runs += [run for run, _ in answers]
+        found_runs = [next(read) for _ in siblings]
+        notes += [str(run.unread) for run in found_runs if run.unread]
+        runs += found_runs
         # If one run of a sweep was given, the others' states are of no interest.
         events = read_sweep_log(root) if root != path.parent else None
         if events:
-            notes += _sweep_notes(root, [run for run, _ in answers], events)
+            notes += _sweep_notes(root, found_runs, events)
     return CollectedRuns(with_common_paths(runs), notes)
 
 
@@ -197,20 +197,15 @@ def _may_hold_runs(folder: Path) -> bool:
     return not folder.is_symlink() or (folder / SWEEP_LOG).is_file()
 
 
-def _read(started: tuple[Path, bool]) -> tuple[RunRecord, str | None]:
-    """Read a run, given its folder and whether its sweep saw it fail; and why it has no history."""
+def _read(started: tuple[Path, bool]) -> RunRecord:
+    """Read a run, given its folder and whether its sweep saw it fail last."""
     folder, failed = started
-    note = None
     with readable(folder):
-        run = read_run(folder)
-        try:
-            run = with_history(run, RunDir(folder).history_entries())
-        except (StoreError, DiskError) as e:  # its log can be reported all the same
-            note = str(e)
-        if run.finished:
-            return run, note
-        alive = RunDir(folder).is_locked()
-    return replace(run, alive=alive, failed=failed), note
+        reader = RunReader(folder)
+        run = reader.read()
+        if run.finished:  # on a file system without locks, to ask takes seconds
+            return run
+        return reader.read(alive=RunDir(folder).is_locked(), failed=failed)
 
 
 def _planned(root: Path) -> set[str]:

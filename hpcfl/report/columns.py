@@ -1,15 +1,16 @@
 """Define the columns of reports: what a run has in each, for people and for programs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
 
 from rich.filesize import decimal
 
+from hpcfl.evaluation.score_names import SCORES, Score
 from hpcfl.job.settings import BRANCH
 from hpcfl.report.table import Value
-from hpcfl.run_dir.record import SCORES, RunRecord
+from hpcfl.run_dir.record import RunRecord
 
 
 def number(form: str) -> Callable[[float], str]:
@@ -146,9 +147,12 @@ def _mean_of_last(run: RunRecord) -> float | None:
 _DIGITS = number("{:.4g}")
 
 
-def _last(key: str, title: str | None = None, show: Callable[[float], str] = _DIGITS) -> Column:
-    """The newest value of a score, by its key in the log."""
-    return Column(title, key, lambda run: run.last(key), show)
+def _last(score: Score) -> Column:
+    """The newest value of a score."""
+    title, show = score.title, percent if score.percent else _DIGITS
+    if title and score.percent:
+        title += " %" if "\n" in title else "\n%"
+    return Column(title, score.key, lambda run: run.last(score.key), show)
 
 
 ABOUT = (
@@ -169,27 +173,20 @@ BEST_AT = Column("best\n% @round", None, _best_at)
 MEAN_OF_LAST = Column("mean of\nlast %", None, _mean_of_last, percent)
 """The mean over the rounds of ``evaluate.last``, for people; the next one is for programs."""
 MEAN_ACCURACY = Column(None, "mean_accuracy", lambda run: run.mean_accuracy)
-_SHOWN = (
-    _last("test_accuracy", "accuracy\n%", percent),
-    BEST,
-    Column(None, "best_round", lambda run: run.best[0] if run.best else None),
-    MEAN_OF_LAST,
-    MEAN_ACCURACY,
-    Column("last\n100 %", "accuracy_last100", lambda run: run.accuracy_last100, percent),
-    _last("test_loss", "test\nloss"),
-    Column(None, "lowest_loss", lambda run: run.lowest[1] if run.lowest else None),
-    Column(None, "lowest_loss_round", lambda run: run.lowest[0] if run.lowest else None),
-    _last("validation_accuracy", "validation\n%", percent),
-    _last("validation_loss", "validation\nloss"),
-    _last("test_top5_accuracy", "top 5\n%", percent),
-    _last("train_objective", "objective"),
-    _last("client_accuracy_mean", "clients\nmean %", percent),
-    _last("client_accuracy_worst_decile", "worst\ndecile %", percent),
-    _last("local_model_accuracy_mean", "local models\nmean %", percent),
-    _last("local_model_accuracy_worst_decile", "worst\ndecile %", percent),
-)
-_KEYS = {column.key for column in _SHOWN}
-_SCORES = (*_SHOWN, *(_last(key) for key in SCORES if key not in _KEYS))
+_OF_SCORE: Mapping[str, Sequence[Column]] = {
+    "test_accuracy": (
+        BEST,
+        Column(None, "best_round", lambda run: run.best[0] if run.best else None),
+        MEAN_OF_LAST,
+        MEAN_ACCURACY,
+        Column("last\n100 %", "accuracy_last100", lambda run: run.accuracy_last100, percent),
+    ),
+    "test_loss": (
+        Column(None, "lowest_loss", lambda run: run.lowest[1] if run.lowest else None),
+        Column(None, "lowest_loss_round", lambda run: run.lowest[0] if run.lowest else None),
+    ),
+}
+"""What stands beside the newest value of a score."""
 COSTS = (
     Column("down", "down_bytes", lambda run: int(run.total("down_bytes")), _size),
     Column("up", "up_bytes", lambda run: int(run.total("up_bytes")), _size),
@@ -205,5 +202,12 @@ def score_columns(runs: Sequence[RunRecord]) -> list[Column]:
     """
     keys = dict.fromkeys(key for run in runs for key in run.metric_keys)
     known = [key for key in keys if any(run.last(key) is not None for run in runs)]
-    own = [_last(key, key if key.startswith("test_") else None) for key in known]
-    return [*_SCORES, *own]
+    scores = [
+        column
+        for score in SCORES.values()
+        for column in (_last(score), *_OF_SCORE.get(score.key, ()))
+    ]
+    own = [
+        _last(Score(key, key if key.startswith("test_") else None, percent=False)) for key in known
+    ]
+    return [*scores, *own]

@@ -9,9 +9,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.evaluation.config import metric_name
 from hpcfl.evaluation.divergence import Divergence, find_divergence
+from hpcfl.evaluation.score_names import METRIC_KEYS, SCORES, score_named
 from hpcfl.io.files import present
 from hpcfl.job.settings import BRANCH, Settings, flatten
 from hpcfl.job.yaml_file import plain, relative_to_run
@@ -26,37 +27,15 @@ from hpcfl.run_dir.history import (
 )
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, require_log_prefix
-from hpcfl.run_dir.manifest import BRANCHES, MANIFEST, Checkpoint, newest, read_file
+from hpcfl.run_dir.manifest import (
+    BRANCHES,
+    MANIFEST,
+    Checkpoint,
+    committed_folders,
+    newest,
+    read_file,
+)
 from hpcfl.user_code.names import short_name
-
-SCORES = (
-    "test_loss",
-    "test_accuracy",
-    "test_top5_accuracy",
-    "validation_loss",
-    "validation_accuracy",
-    "validation_top5_accuracy",
-    "train_objective",
-    *(
-        f"{whose}_accuracy_{summary}"
-        for whose in ("client", "local_model")
-        for summary in ("mean", "std", "worst_decile", "best_decile")
-    ),
-)
-"""The scores that an evaluation may write to the log (``hpcfl.evaluation``)."""
-
-
-METRIC_KEYS = (
-    "test_{}",
-    "validation_{}",
-    *(
-        f"{whose}_{{}}_{summary}"
-        for whose in ("client", "local_model")
-        for summary in ("mean", "std", "lowest_decile", "highest_decile")
-    ),
-)
-"""The keys of a metric of the user's, for its name."""
-
 
 ChosenOn = Literal["validation", "test"]
 """The examples whose scores decide which round is the best."""
@@ -82,6 +61,10 @@ class RunRecord:
     """Whether the sweep that made it saw it fail last."""
     guess_loss: float | None = None
     """The training loss of guessing, from the history (``hpcfl.evaluation.divergence``)."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """Its starts, and where it was copied, the oldest first."""
+    unread: StoreError | DiskError | None = None
+    """Why its history cannot be read; the numbers in its log stand all the same."""
     outcome: Outcome | None = None
     """How its newest start ended, from the history."""
     machines: tuple[str, ...] = ()
@@ -172,8 +155,8 @@ class RunRecord:
 
     def choice(self, name: Literal["accuracy", "loss"]) -> tuple[int, float] | None:
         """(round, score) of the best round on ``chosen_on``, the first of equals."""
-        scores = self.scores[f"{self.chosen_on}_{name}"]
-        sign = 1 if name == "accuracy" else -1
+        key = f"{self.chosen_on}_{name}"
+        scores, sign = self.scores[key], 1 if score_named(key).better == "higher" else -1
         known = (score for score in scores if not math.isnan(score[1]))
         return max(known, key=lambda score: sign * score[1], default=None)
 
@@ -212,32 +195,85 @@ class RunRecord:
         return math.fsum(entry.get(key, 0) for entry in self.log)
 
 
-def with_history(run: RunRecord, history: Sequence[Mapping[str, Any]]) -> RunRecord:
-    """Add to a run the values that its history holds; ``history`` is oldest first."""
-    init = recorded_init(history)
-    return replace(
-        run,
-        guess_loss=recorded_guess(history),
-        outcome=last_outcome(history),
-        machines=recorded_machines(history),
-        inputs={**run.inputs, **({"model.init": init} if init else {})},
-    )
+class RunReader:
+    """Reads a run, also again and again: only what changed since the last time is parsed.
+
+    Args:
+        path: the run directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder, self._log = RunDir(path), LogReader(RunDir(path).log)
+        self._written_ns: tuple[int, int] | None = None
+        self._job: RunRecord
+        self._compared: Path | None = None  # the checkpoint that the log was compared with
+        self._inputs: Mapping[str, str] = {}  # of that checkpoint
+
+    def read(self, *, alive: bool | None = None, failed: bool = False) -> RunRecord:
+        """Read the run as it is now; a last line of the log that is not complete is ignored.
+
+        Args:
+            alive: whether it is running, found out before: then the log of a run that is not is
+                complete.  None: not known.
+            failed: whether the sweep that made it saw it fail last.
+
+        Raises:
+            JobError: the directory holds no run.
+            StoreError: a file of the run other than its history is damaged.
+        """
+        folder = self._folder
+        written_ns = _written_ns(folder.job), _written_ns(folder.history)
+        if written_ns != self._written_ns:  # a start or an end has written the history
+            self._job = _with_history(read_record(folder.root), folder)
+            self._written_ns = None if self._job.unread else written_ns
+        log = self._log.read()
+        newest_folder = next(iter(committed_folders(folder.checkpoints)[-1:]), None)
+        if newest_folder != self._compared:
+            checkpoint = _require_log(folder)
+            self._inputs = checkpoint.inputs if checkpoint else {}
+            self._compared = newest_folder
+        init = recorded_init(self._job.history)
+        inputs = {**self._inputs, **({"model.init": init} if init else {})}
+        return replace(self._job, log=log, inputs=inputs, alive=alive, failed=failed)
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run directory; a last line of the log that is not complete is ignored.
-
-    Raises:
-        JobError: the directory holds no run.
-        StoreError: a file of the run is damaged.
-    """
-    folder = RunDir(path)
-    job, log = read_record(path), LogReader(folder.log).read()
-    checkpoint = require_log(folder)
-    return replace(job, log=log, inputs=checkpoint.inputs if checkpoint else {})
+    """Read a run directory once, see ``RunReader.read``."""
+    return RunReader(path).read()
 
 
-def require_log(folder: RunDir) -> Checkpoint | None:
+def _written_ns(path: Path) -> int:
+    """When a file was last written; 0 where there is none."""
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _with_history(run: RunRecord, folder: RunDir) -> RunRecord:
+    """Add to a run the values that its history holds, or why that cannot be read."""
+    try:
+        history = _read_history(folder)
+    except (StoreError, DiskError) as e:
+        return replace(run, unread=e)
+    return replace(
+        run,
+        history=history,
+        guess_loss=recorded_guess(history),
+        outcome=last_outcome(history),
+        machines=recorded_machines(history),
+    )
+
+
+def _read_history(folder: RunDir) -> list[dict[str, Any]]:
+    """Read the history, and check that its entries have the keys that are shown."""
+    entries = folder.history_entries()
+    for number, entry in enumerate(entries, 1):
+        needed = ("time", "round", "ranks") if "session" in entry else ("time", "round")
+        absent = [key for key in needed if key not in entry]
+        if absent:
+            raise StoreError(f"{folder.history}:{number}: found no {absent[0]!r}: of no start")
+    return entries
+
+
+def _require_log(folder: RunDir) -> Checkpoint | None:
     """Refuse a log that lacks rounds of the newest checkpoint, which is returned.
 
     Raises:

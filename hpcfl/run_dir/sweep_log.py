@@ -1,17 +1,71 @@
-"""Read sweep.log: a line for each event of a sweep, with a checksum."""
+"""Write and read sweep.log: a line for each event of a sweep, with a checksum."""
 
+import fcntl
 import re
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from hpcfl.errors import StoreError, file_error, one_line
 from hpcfl.io import checksum, regular
+from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE
+from hpcfl.io.lock import lock
 from hpcfl.run_dir.layout import SWEEP_LOG
+from hpcfl.runner.progress import until_unread
 
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
 _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
+
+
+class SweepLog:
+    """Writes the events of a sweep to its sweep.log, and prints them.
+
+    Args:
+        root: the directory of the sweep's runs.
+        stream: where they are printed; None: standard error.
+
+    Raises:
+        StoreError: the end of the file is damaged, or another version of hpcfl wrote it.
+        DiskError: the disk is full or fails.
+    """
+
+    def __init__(self, root: Path, stream: IO[str] | None = None) -> None:
+        self._path = root / SWEEP_LOG
+        self._stream = until_unread(sys.stderr if stream is None else stream)
+        with self._opened() as file:
+            file.write(_completion(self._path, regular.read(self._path)))
+
+    def write(self, event: str, run: str, text: str) -> None:
+        """Append an event and print it: "12:30:01 finished fedcm-seed1: 60 rounds".
+
+        Raises:
+            DiskError: the disk is full or fails.
+        """
+        line = one_line(f"{event:<8} {run}: {text}")
+        with self._opened() as file:
+            file.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
+        self._stream.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        self._stream.flush()
+
+    @contextmanager
+    def _opened(self) -> Iterator[FileIO]:
+        """Open the file to append to it; other parts of the sweep do so too, on other hosts.
+
+        It is opened for each line, locked where the file system has locks: NFS otherwise appends
+        at the end that this host remembers, over the lines of others.  Not through a buffer: a line
+        is one write.
+
+        Raises:
+            DiskError: the disk is full or fails.
+        """
+        with write_errors(self._path), regular.open_append(self._path) as file:
+            lock(file.fileno(), fcntl.LOCK_EX)
+            yield file
 
 
 class SweepEvents(NamedTuple):
@@ -57,7 +111,7 @@ def log_line(text: str) -> bytes:
     return checksum.add_to_line(one_line(text).encode()) + b"\n"
 
 
-def completion(path: Path, content: bytes) -> bytes:
+def _completion(path: Path, content: bytes) -> bytes:
     """The bytes that complete a last line which a kill left incomplete; none if it is complete.
 
     The line is completed, not removed: another part of the sweep may be appending to the file.

@@ -8,10 +8,10 @@ from torch import nn
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.errors import DiskError, HookError, StoreError
-from hpcfl.io.progress import Progress
 from hpcfl.run_dir.history import outcome_of
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
+from hpcfl.runner.progress import Progress
 from hpcfl.types import Record, Vector
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from hpcfl.errors import DiskError, StoreError, one_line
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io import regular
-from hpcfl.io.progress import Progress
 from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.schema import Job
 from hpcfl.job.settings import flatten, written
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
+from hpcfl.runner.progress import Progress
 from hpcfl.runner.session import RankSession
 from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.setup.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions

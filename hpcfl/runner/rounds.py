@@ -5,8 +5,8 @@ import numpy as np
 from hpcfl.engine.loop import run_rounds as run_engine
 from hpcfl.errors import StoreError
 from hpcfl.io.atomic import write_errors
-from hpcfl.io.progress import Progress, open_progress
 from hpcfl.run_dir.log import NOTHING, LogReader
+from hpcfl.runner.progress import Progress, open_progress
 from hpcfl.runner.record_start import (
     record_outcomes,
     record_start,

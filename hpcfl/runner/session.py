@@ -24,7 +24,6 @@ from hpcfl.engine.callbacks import Callbacks, RunStart
 from hpcfl.engine.run import CheckpointState
 from hpcfl.errors import JobError
 from hpcfl.evaluation import Clients, Evaluation
-from hpcfl.io.progress import Progress
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import frozen_note
 from hpcfl.run_dir.branches import Branch
@@ -32,6 +31,7 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogPosition
 from hpcfl.runner.checkpointer import Checkpointer
 from hpcfl.runner.outputs import Outputs
+from hpcfl.runner.progress import Progress
 from hpcfl.setup.components import Components
 from hpcfl.setup.rank_layout import Ranks
 from hpcfl.types import IntArray, Record, Vector

@@ -1,6 +1,5 @@
 """Start a run as a process of its own, under mpirun if it has several ranks, and poll it."""
 
-import json
 import os
 import re
 import shutil
@@ -15,9 +14,9 @@ from pathlib import Path
 from hpcfl.errors import DiskError, JobError
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_errors
+from hpcfl.io.memory import PROC
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.record import read_run, with_history
-from hpcfl.sweep.resources import process_tree
+from hpcfl.run_dir.record import read_run
 
 # Lines with the reason why a run ended: its own, and MPICH's mpirun's about a killed rank.
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")
@@ -25,7 +24,6 @@ _KILLED = re.compile(r"YOUR APPLICATION TERMINATED")
 _SLURM = ("SLURM_", "PMI_", "PMIX_")
 # Seconds until a stop is sent to a run whose ranks cannot be seen, and until it is sent again.
 _RESEND_S = 10.0
-_TAIL = 8192  # bytes at the end of a log that hold its last whole line
 
 
 class RunProcess:
@@ -34,8 +32,6 @@ class RunProcess:
     Args:
         command: of hpcfl: "run" or "resume" and its arguments.
         folder: the run directory.
-        rounds: the number of rounds of the job.
-        done: how many of them are in its checkpoint.
         ranks: more than one are started by mpirun.
         threads: of each rank.
         gpus: those the ranks may use, as CUDA_VISIBLE_DEVICES names them; empty: all of them.
@@ -45,23 +41,16 @@ class RunProcess:
         self,
         command: Sequence[str],
         folder: RunDir,
-        rounds: int,
-        done: int,
         *,
         ranks: int,
         threads: int,
         gpus: Sequence[str],
     ) -> None:
-        self.rounds, self.done, self._start = rounds, done, done
-        self.memory = 0
-        """Resident bytes of all its processes at the last poll."""
-        self.peak_memory = 0
-        """The most of these at any poll."""
         self.log = folder.root.with_name(f"{folder.root.name}.log")
         self._folder = folder
         self._history = _size(folder.history)
         self._began = time.monotonic()
-        self._ranks, self._ranks_started = ranks, ranks == 1
+        self._ranks = ranks
         self._stop_requested_s: float | None = None  # until the signal was sent
         self._command = [sys.executable, "-m", "hpcfl", *command]
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
@@ -77,22 +66,9 @@ class RunProcess:
                 start_new_session=True,
             )
 
-    @property
-    def measured(self) -> bool:
-        """Whether it has completed a round, so that ``peak_memory`` is what a run needs."""
-        return self.done > self._start
-
     def poll(self) -> int | None:
-        """Update its rounds and memory; return the exit code once it has ended."""
-        alive = process_tree(self._process.pid)
-        self.memory = sum(process.memory for process in alive)
-        self.peak_memory = max(self.peak_memory, self.memory)
+        """Send the signal of a requested stop when it is due; return the exit code once ended."""
         code = self._process.poll()
-        started = _size(self._folder.history) > self._history
-        if started:  # before, the log may hold rounds that the resume will cut off
-            self.done = max(self.done, _newest_round(self._folder.log) or 0)
-        ranks = sum(process.command == self._command for process in alive)
-        self._ranks_started = self._ranks_started or started or ranks >= self._ranks
         if self._stop_requested_s is not None and code is None:
             self._send_stop(self._stop_requested_s)
         return code
@@ -114,7 +90,7 @@ class RunProcess:
     def result(self) -> str:
         """The rounds, the score and the duration of the finished run, as a text."""
         try:
-            run = with_history(read_run(self._folder.root), self._folder.history_entries())
+            run = read_run(self._folder.root)
         except (JobError, DiskError) as e:  # a damaged file of this run does not end the sweep
             return f"but {e}"
         accuracy, loss = run.last("test_accuracy"), run.last("test_loss")
@@ -136,9 +112,15 @@ class RunProcess:
 
     def _send_stop(self, since: float) -> None:
         late = time.monotonic() - since > _RESEND_S
-        if self._ranks_started or late:
+        started = self._have_ranks_started()
+        if started or late:
             self._process.terminate()
-            self._stop_requested_s = None if self._ranks_started else time.monotonic()
+            self._stop_requested_s = None if started else time.monotonic()
+
+    def _have_ranks_started(self) -> bool:
+        if self._ranks == 1 or _size(self._folder.history) > self._history:
+            return True
+        return command_lines(self._process.pid).count(self._command) >= self._ranks
 
 
 def mpirun() -> str:
@@ -176,21 +158,17 @@ def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
     return environment | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
+def command_lines(process: int) -> list[list[str]]:
+    """Those of a process and of all that it started; empty where /proc does not exist."""
+    root = PROC / str(process)
+    try:
+        command = os.fsdecode((root / "cmdline").read_bytes()).split("\0")[:-1]
+        children = (root / f"task/{process}/children").read_text().split()
+    except OSError:  # it has ended
+        return []
+    return [command, *(line for child in children for line in command_lines(int(child)))]
+
+
 def _size(path: Path) -> int:
     """Bytes of a file, 0 where there is none."""
     return path.stat().st_size if path.exists() else 0
-
-
-def _newest_round(log: Path) -> int | None:
-    """The round of the last whole line of log.jsonl; None where none can be read."""
-    try:
-        with regular.open_binary(log) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            return int(json.loads(file.read().split(b"\n")[-2])["round"])
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # only shown: the run itself checks its log
-        return None

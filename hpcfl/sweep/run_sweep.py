@@ -1,4 +1,4 @@
-"""Run the points of a sweep as processes, as many at once as fit; skip finished ones.
+"""Run the points of a sweep as processes, several at once; skip finished ones.
 
 ROOT/NAME/      the run directory of a point
 ROOT/NAME.yaml  its job, as it was checked
@@ -7,6 +7,7 @@ ROOT/sweep.log  a line for each event: started, finished, failed, ...
 ROOT/lock       held while the sweep is running
 """
 
+import math
 import os
 import signal
 import time
@@ -14,16 +15,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
+
+import torch
 
 from hpcfl.comm.launcher import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import DiskError, HpcflError, JobError, Stopped, SweepError, file_error
+from hpcfl.io.cgroups import core_quotas, usable_cores
 from hpcfl.io.files import present
-from hpcfl.io.memory import free_memory
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.base import ModelConfig
-from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
-from hpcfl.setup.client_store import GIB
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.sweep_log import SweepLog
 from hpcfl.setup.device import device_type
 from hpcfl.setup.initial_model import fetch_model
 from hpcfl.setup.load_data import fetch_data
@@ -31,8 +35,6 @@ from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.pending import PendingRun, edited_notes, job_of, pending_runs, write_jobs
 from hpcfl.sweep.process import RunProcess, mpirun
-from hpcfl.sweep.progress import SweepProgress
-from hpcfl.sweep.resources import cores, gpus, one_more_fits
 
 POLL_S = 0.2  # between two polls of the runs
 # Exit codes of a run that a signal ended before it had installed its handlers, as Popen, a shell
@@ -81,7 +83,7 @@ def run_sweep(
     Args:
         sweep: the checked sweep.
         root: the directory of its runs.
-        parallel: how many runs at once; as many as fit when absent.
+        parallel: how many runs at once; as many as the cores or the GPUs allow when absent.
         partly: these are some of its points; another process may run others at the same time.
 
     Raises:
@@ -97,8 +99,7 @@ def run_sweep(
     with RunDir(root) as folder, Signals(latch_interrupt=False) as signals:
         runs = prepare(sweep, folder, signals, partly=partly)
         signals.latch_interrupt = True
-        with SweepProgress(sweep.name, root / SWEEP_LOG, len(runs)) as progress:
-            failed = _Scheduler(sweep, runs, parallel, progress, signals).run_all()
+        failed = _Scheduler(sweep, runs, parallel, root, signals).run_all()
     finished = [run.folder.root for run in runs if run.point.name not in failed]
     return SweepOutcome(root, finished, failed)
 
@@ -185,28 +186,26 @@ class _Scheduler:
         sweep: Sweep,
         runs: Sequence[PendingRun],
         parallel: int | None,
-        progress: SweepProgress,
+        root: Path,
         signals: Signals,
     ) -> None:
         self._ranks, self._runs = sweep.ranks, runs
-        self._progress, self._signals = progress, signals
+        self._root, self._log, self._signals = root, SweepLog(root), signals
         self._queue = deque(run for run in runs if run.action != "skip")
         self._active: dict[int, tuple[PendingRun, RunProcess]] = {}  # by the slot it has
         self._failed: dict[str, int] = {}
         jobs = [run.point.loaded.job for run in runs]
         self._gpus = gpus() if any(device_type(job) == "cuda" for job in jobs) else []
         threads = max(job.threads for job in jobs)
-        self._limited_by_memory = parallel is None  # a number that the user gave is not reduced
-        if self._gpus:
+        if parallel:
+            most, self._why = parallel, "as asked"
+        elif self._gpus:
             most = len(self._gpus) // sweep.ranks
             self._why = f"{len(self._gpus)} GPUs over {sweep.ranks} rank(s)"
         else:
             most = cores() // (sweep.ranks * threads)
             self._why = f"{cores()} cores over {sweep.ranks} rank(s) of {threads} thread(s)"
-        self._slots = parallel or max(1, most)
-        caches = [job.store.cache_gib for job in jobs]
-        self._cache = int(sweep.ranks * max(caches, default=0.0) * GIB)
-        self._largest = 0  # bytes, of the runs that have completed a round
+        self._slots = max(1, most)
 
     def run_all(self) -> dict[str, int]:
         """Run all pending runs; return the exit codes that are not 0, by name."""
@@ -219,11 +218,10 @@ class _Scheduler:
                     self._queue.clear()
                     for _, run in self._active.values():
                         run.stop()
-                while self._queue and len(self._active) < self._slots and self._has_memory():
+                while self._queue and len(self._active) < self._slots:
                     self._start(self._queue.popleft())
                 for slot in list(self._active):
                     self._poll(slot)
-                self._show()
                 time.sleep(POLL_S)
         finally:
             for _, run in self._active.values():
@@ -235,27 +233,14 @@ class _Scheduler:
     def _log_plan(self) -> None:
         skipped = [run for run in self._runs if run.action == "skip"]
         for run in skipped:
-            self._progress.log_event("skipped", run.point.name, "finished before")
+            self._log.write("skipped", run.point.name, "finished before")
         for note in edited_notes(skipped):
-            self._progress.log_event("note", "sweep", note)
-        why = "as asked"
-        if self._limited_by_memory:
-            why = f"{self._why}, where memory is left for what the first run turns out to need"
-        self._progress.log_event(
+            self._log.write("note", "sweep", note)
+        self._log.write(
             "plan", "sweep", f"{len(self._queue)} runs to do, {len(skipped)} finished before, "
-            f"{self._slots} at once: {why}",
+            f"{self._slots} at once: {self._why}; hpcfl status {quote(str(self._root))} --follow "
+            "shows how far they are",
         )  # fmt: skip
-
-    def _has_memory(self) -> bool:
-        """Whether there is memory for one more run; the first one is always started."""
-        free = free_memory() if self._active and self._limited_by_memory else None
-        if free is None:
-            return True
-        if not self._largest:
-            return False  # one run alone, until it has shown how much memory a run needs
-        # A young run's state cache may still be empty: count it as full.
-        taken = [run.memory for _, run in self._active.values()]
-        return one_more_fits(free, self._largest + self._cache, taken)
 
     def _start(self, entry: PendingRun) -> None:
         slot = next(slot for slot in range(self._slots) if slot not in self._active)
@@ -266,19 +251,15 @@ class _Scheduler:
         run = RunProcess(
             command,
             folder,
-            point.loaded.job.rounds,
-            entry.done,
             ranks=self._ranks,
             threads=point.loaded.job.threads,
             gpus=self._gpus_of(slot),
         )
         self._active[slot] = entry, run
         if entry.action == "resume":
-            self._progress.log_event(
-                "resumed", point.name, f"from round {entry.done}, log {run.log}"
-            )
+            self._log.write("resumed", point.name, f"from round {entry.done}, log {run.log}")
         else:
-            self._progress.log_event("started", point.name, f"log {run.log}")
+            self._log.write("started", point.name, f"log {run.log}")
 
     def _gpus_of(self, slot: int) -> list[str]:
         """The GPUs of a slot's ranks; with more slots than GPUs, slots share them."""
@@ -290,26 +271,38 @@ class _Scheduler:
     def _poll(self, slot: int) -> None:
         entry, run = self._active[slot]
         code, name = run.poll(), entry.point.name
-        if run.measured:
-            self._largest = max(self._largest, run.peak_memory)
         if code is None:
             return
         del self._active[slot]
         if code == 0:
-            self._progress.log_event("finished", name, run.result())
+            self._log.write("finished", name, run.result())
             return
         words = run.last_message()
         stopped = code == Stopped.exit_code or words.startswith("Stopped: ")
         if self._signals.stop and stopped:
-            self._progress.log_event("stopped", name, words or "with a checkpoint")
+            self._log.write("stopped", name, words or "with a checkpoint")
         elif self._signals.stop and code in _BEFORE_SIGNALS:
-            turn = "next" if run.done else "first"
-            self._progress.log_event("stopped", name, f"before its {turn} round")
+            turn = "next" if entry.done else "first"
+            self._log.write("stopped", name, f"before its {turn} round")
         else:
             self._failed[name] = code
-            self._progress.log_event("failed", name, f"exit code {code}: {words or 'no output'}")
+            self._log.write("failed", name, f"exit code {code}: {words or 'no output'}")
 
-    def _show(self) -> None:
-        live = {entry.point.name: (run.done, run.rounds) for entry, run in self._active.values()}
-        over = len(self._runs) - len(self._queue) - len(live)
-        self._progress.show(over, live)
+
+def cores() -> int:
+    """How many cores this process may use, whether or not it is bound to them."""
+    found = [len(usable_cores())]
+    # Of the step, or of the batch script outside of one.  SLURM_CPUS_PER_TASK would be too few
+    # there: a sweep is one task, and may use those of all tasks.
+    if (allocated := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdigit():
+        found.append(int(allocated))
+    return max(1, min([*found, *map(math.ceil, core_quotas())]))
+
+
+def gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(name.startswith("MIG-") for name in named):
+        return named  # of these CUDA shows each process the first alone
+    return named[:count] if named != [""] else [str(gpu) for gpu in range(count)]

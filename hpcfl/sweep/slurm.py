@@ -9,10 +9,10 @@ from itertools import groupby
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.sweep_log import SweepLog
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.pending import PendingRun, edited_notes, pending_runs
-from hpcfl.sweep.progress import SweepProgress
 from hpcfl.sweep.run_sweep import prepare
 
 SCRIPT = Path("slurm/array.sh")
@@ -27,8 +27,8 @@ class SlurmArray:
     """The command line's, which every task reads the sweep with."""
     root: Path
     """The directory of its runs."""
-    pack: int
-    """How many points a task runs at once: task i those from i * pack on."""
+    parallel: int
+    """How many points a task runs at once: task i those from i * parallel on."""
     options: str
     """Options of sbatch, as a shell would read them."""
 
@@ -60,18 +60,18 @@ class SlurmArray:
                 return self._nothing_to_do(runs)
             job = self._sbatch(tasks)
             left = sum(run.action != "skip" for run in runs)
-            with SweepProgress(self.sweep.name, self.root / SWEEP_LOG, len(runs)) as progress:
-                progress.log_event(
-                    "submitted", "sweep", f"Slurm job {job}: {left} runs, {len(runs) - left} "
-                    f"finished before, {self.pack} a task",
-                )  # fmt: skip
-                for note in edited_notes(runs):
-                    progress.log_event("note", "sweep", note)
+            log = SweepLog(self.root)
+            log.write(
+                "submitted", "sweep", f"Slurm job {job}: {left} runs, {len(runs) - left} finished "
+                f"before, {self.parallel} a task",
+            )  # fmt: skip
+            for note in edited_notes(runs):
+                log.write("note", "sweep", note)
         return f"how far they are: hpcfl status {self.root}"
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {"HPCFL_OUT": str(self.root), "HPCFL_PACK": str(self.pack)}
+        return {"HPCFL_OUT": str(self.root), "HPCFL_PACK": str(self.parallel)}
 
     def _nothing_to_do(self, runs: Sequence[PendingRun]) -> str:
         line = f"{self.root}: all {len(runs)} runs are finished, nothing to submit"
@@ -79,7 +79,7 @@ class SlurmArray:
 
     def _tasks(self, runs: Sequence[PendingRun]) -> list[int]:
         """The tasks that have a run to start or to resume."""
-        left = {at // self.pack for at, run in enumerate(runs) if run.action != "skip"}
+        left = {at // self.parallel for at, run in enumerate(runs) if run.action != "skip"}
         return sorted(left)
 
     def _command(self, tasks: Sequence[int]) -> list[str]:

@@ -26,7 +26,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.download import quiet
 from hpcfl.data.encoded_images import pixels
 from hpcfl.data.packed import Packed
-from hpcfl.data.source_fingerprint import stamp
+from hpcfl.data.prepared_file import stamp
 from hpcfl.data.sources import inaturalist, landmarks
 from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.sources.inaturalist import INaturalist

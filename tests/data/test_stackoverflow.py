@@ -196,7 +196,7 @@ def test_no_room(root, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hpcfl.io.new_hdf5.os.posix_fallocate", full)
-    with pytest.raises(DiskError, match=r"part: cannot be written: No space left on device"):
+    with pytest.raises(DiskError, match=r"h5: cannot be made: No space left on device"):
         config(root).prepare(quiet)
     assert not list(root.glob("*.part*"))
 

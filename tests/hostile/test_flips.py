@@ -27,14 +27,14 @@ from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
 from hpcfl.exports.checkpoint import export
 from hpcfl.models import MODELS
-from hpcfl.monitor import facts, status
+from hpcfl.monitor import status
 from hpcfl.report.collect import collect_runs
-from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
+from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import committed
+from hpcfl.run_dir.sweep_log import SweepLog
 from hpcfl.runner.start import start
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import pending_runs
-from hpcfl.sweep.progress import SweepProgress
 from hpcfl.sweep.run_sweep import prepare
 from tests.long_form import LONG, TIMES
 
@@ -117,12 +117,12 @@ def sweep(root):
     (root / "sweep.yaml").write_text("job: job.yaml\ngrid: {seed: [0, 1, 2, 3]}\n")
     with RunDir(root / "run") as folder:
         todos = prepare(read_sweep(root / "sweep.yaml"), folder)
-        with SweepProgress("sweep", folder.root / SWEEP_LOG, 4, io.StringIO()) as board:
-            board.log_event("plan", "sweep", "4 runs to do, 0 finished before, 1 at once: as asked")
-            for each in todos[:2]:
-                start(each.point.loaded, each.folder.root)
-                board.log_event("finished", each.point.name, "2 rounds")
-            board.log_event("failed", todos[2].point.name, "exit code 3: the loss is nan")
+        log = SweepLog(folder.root, io.StringIO())
+        log.write("plan", "sweep", "4 runs to do, 0 finished before, 1 at once: as asked")
+        for each in todos[:2]:
+            start(each.point.loaded, each.folder.root)
+            log.write("finished", each.point.name, "2 rounds")
+        log.write("failed", todos[2].point.name, "exit code 3: the loss is nan")
 
 
 class Subject:
@@ -257,7 +257,6 @@ def fixed(monkeypatch):
     """The clock stands still for the commands that show an age."""
     clock = SimpleNamespace(time=lambda: NOW, monotonic=lambda: 0.0)
     monkeypatch.setattr(status, "time", clock)
-    monkeypatch.setattr(facts, "time", clock)
     deterministic = torch.get_deterministic_debug_mode()
     yield
     torch.set_deterministic_debug_mode(deterministic)

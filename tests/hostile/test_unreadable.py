@@ -30,8 +30,7 @@ from hpcfl.io.files import read_array
 from hpcfl.job import yaml_file
 from hpcfl.report.collect import find_runs
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.sweep_log import read_sweep_log
-from hpcfl.sweep.progress import SweepProgress
+from hpcfl.run_dir.sweep_log import SweepLog, read_sweep_log
 from tests.long_form import long_form
 
 pytestmark = pytest.mark.slow
@@ -258,15 +257,14 @@ def test_the_log_of_a_sweep_that_was_killed_in_a_line(run, tmp_path, hpcfl, refu
     runs = tmp_path / "runs"
     shutil.copytree(run, runs / "a")
     log = runs / "sweep.log"
-    with SweepProgress("sweep", log, 2, io.StringIO()) as board:
-        board.log_event("failed", "b", "exit code 1: why")
-        board.log_event("failed", "c", "exit code 1: another reason")
+    written = SweepLog(runs, io.StringIO())
+    written.write("failed", "b", "exit code 1: why")
+    written.write("failed", "c", "exit code 1: another reason")
     whole = log.read_bytes()
     lines = whole.splitlines(keepends=True)
     for size in range(len(lines[0]), len(whole) + 1):
         log.write_bytes(whole[:size])
-        with SweepProgress("sweep", log, 2, io.StringIO()) as board:
-            board.log_event("failed", "d", "exit code 3: nan")
+        SweepLog(runs, io.StringIO()).write("failed", "d", "exit code 3: nan")
         assert read_sweep_log(runs).failed.keys() - {"c"} == {"b", "d"}
     for bit in range(8):
         log.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
@@ -289,7 +287,7 @@ def test_the_log_of_a_sweep_of_an_earlier_version(run, tmp_path, refused):
         assert told in line
         assert line.endswith("remove the file, the runs themselves stay")
     with pytest.raises(JobError, match="another version of hpcfl wrote it"):
-        SweepProgress("sweep", log, 2, io.StringIO())
+        SweepLog(runs, io.StringIO())
     assert log.read_bytes() == before
 
 

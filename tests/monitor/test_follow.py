@@ -51,7 +51,9 @@ def pages(monkeypatch):
                 raise KeyboardInterrupt
             step()
 
-        monkeypatch.setattr(status, "time", SimpleNamespace(time=time.time, sleep=sleep))
+        monkeypatch.setattr(
+            status, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=sleep)
+        )
         status.follow(root, console)
         return [str(page).splitlines() for page in shown]
 

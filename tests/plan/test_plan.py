@@ -35,7 +35,7 @@ TABLE_2 = {
 }  # fmt: skip
 
 
-SHOWN_PROCESS, STATUS = "hpcfl.plan.show.this_process", "hpcfl.plan.measured.STATUS"
+SHOWN_PROCESS, STATUS = "hpcfl.plan.show.this_process", "hpcfl.plan.memory.STATUS"
 
 
 def planned(job, *overrides, ranks=1):

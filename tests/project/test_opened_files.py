@@ -49,7 +49,7 @@ ALLOWED = {
     "report/published/__init__.py": OWN,
     "setup/environment.py": KERNEL,
     "setup/rank_layout.py": KERNEL,
-    "sweep/resources.py": KERNEL,
+    "sweep/process.py:command_lines": KERNEL,
 }
 """Modules, or FILE:FUNCTION, that open files otherwise, and why they may."""
 

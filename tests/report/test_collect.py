@@ -72,6 +72,17 @@ def test_runs_that_may_be_alive_are_watched_at_the_same_time(sweep, command, mon
     assert {"b", "c", "d"} <= set(asked)
 
 
+def test_a_run_that_ends_while_it_is_read_is_finished(sweep, monkeypatch):
+    """Its log was read before its lock was free."""
+
+    def is_locked(folder):
+        folder.log.write_bytes(log_of({"round": t} for t in (1, 2)))
+        return False
+
+    monkeypatch.setattr(RunDir, "is_locked", is_locked)
+    assert states(collect_runs([sweep / "b"])) == {"b": "finished"}
+
+
 def test_jobs_written_ahead_are_points_too(sweep):
     """As where each part of a sweep plans its own points."""
     (sweep / "sweep.log").write_bytes(events_of(PLAN.replace("5 runs", "1 runs")))

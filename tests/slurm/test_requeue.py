@@ -228,7 +228,7 @@ def test_an_array_of_seeds(slurm, here):
 
 def test_a_sweep_is_submitted_packed(slurm, here):
     (here / "slurm").symlink_to(ROOT / "slurm")
-    submit = ("hpcfl", "sweep", "sweep.yaml", "--submit", "--pack", "2")
+    submit = ("hpcfl", "sweep", "sweep.yaml", "--submit", "--parallel", "2")
     assert slurm.call(*submit, "--sbatch=--hold", cwd=here) == (
         "how far they are: hpcfl status runs/sweep"
     )

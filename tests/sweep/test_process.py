@@ -1,4 +1,4 @@
-"""A run as a process of its own: its rounds, its memory, what it says, how it is stopped."""
+"""A run as a process of its own: what it says, how it is stopped."""
 
 import errno
 import os
@@ -13,7 +13,6 @@ import pytest
 from hpcfl.io import regular
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.sweep import process as spawn
-from hpcfl.sweep.resources import Process, process_tree
 
 
 def test_open_mpi_binds_no_run_to_the_first_core(monkeypatch):
@@ -36,21 +35,21 @@ def starting(tmp_path, monkeypatch):
     monkeypatch.setattr(spawn, "mpirun", lambda: str(tmp_path / "mpirun"))
     folder = RunDir(tmp_path / "run")
     folder.root.mkdir()
-    run = spawn.RunProcess(["resume"], folder, 20, 2, ranks=2, threads=1, gpus=[])
-    alive, told = [Process(["mpirun"], 3), RANK], []
-    monkeypatch.setattr(spawn, "process_tree", lambda process: alive)
+    run = spawn.RunProcess(["resume"], folder, ranks=2, threads=1, gpus=[])
+    alive, told = [["mpirun"], RANK], []
+    monkeypatch.setattr(spawn, "command_lines", lambda process: alive)
     monkeypatch.setattr(run._process, "terminate", lambda: told.append("stop"))
     yield run, folder, alive, told
     run.kill()
 
 
-RANK = Process([sys.executable, "-m", "hpcfl", "resume"], 5)
+RANK = [sys.executable, "-m", "hpcfl", "resume"]
 
 
 def test_a_run_is_told_to_stop_once_its_ranks_are_there(starting):
     run, _, alive, told = starting
     run.stop()
-    assert (run.poll(), run.memory, told) == (None, 8, [])
+    assert (run.poll(), told) == (None, [])
     alive.append(RANK)
     assert [run.poll(), run.poll(), told] == [None, None, ["stop"]]
 
@@ -76,13 +75,12 @@ def test_the_processes_that_one_started():
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as shell:
         shell.stdout.readline()  # the other has been started
         try:
-            while (found := process_tree(shell.pid))[-1].command[:1] != ["sleep"]:
+            while (found := spawn.command_lines(shell.pid))[-1][:1] != ["sleep"]:
                 time.sleep(0.01)
-            assert [process.command for process in found] == [command, ["sleep", "1000"]]
-            assert all(process.memory for process in found)
+            assert found == [command, ["sleep", "1000"]]
         finally:
             os.killpg(shell.pid, signal.SIGKILL)
-    assert process_tree(shell.pid) == []
+    assert spawn.command_lines(shell.pid) == []
 
 
 KILLED = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed\nPlease see the FAQ page\n"
@@ -90,28 +88,15 @@ KILLED = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed\nPlease see t
 
 @pytest.fixture
 def sleeper(tmp_path, monkeypatch):
-    """A process in the place of a run that is resumed from round 2, its old log at round 9."""
+    """A process in the place of a run that is resumed."""
     (tmp_path / "program").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "program").chmod(0o755)
     monkeypatch.setattr(spawn.sys, "executable", str(tmp_path / "program"))
     folder = RunDir(tmp_path / "run")
     folder.root.mkdir()
-    folder.log.write_text('{"round": 9}\n')
-    folder.history.write_text("{}\n")
-    run = spawn.RunProcess(["resume"], folder, 20, 2, ranks=1, threads=1, gpus=[])
+    run = spawn.RunProcess(["resume"], folder, ranks=1, threads=1, gpus=[])
     yield folder, run
     run.kill()
-
-
-def test_rounds_of_an_earlier_start_are_not_this_ones(sleeper):
-    folder, run = sleeper
-    assert (run.poll(), run.done, run.measured) == (None, 2, False)
-    folder.log.write_text('{"round": 2}\n')  # taken back to the checkpoint
-    folder.history.write_text("{}\n{}\n")
-    assert (run.poll(), run.done, run.measured) == (None, 2, False)
-    folder.log.write_text('{"round": 2}\n{"round": 3}\n{"rou')
-    assert (run.poll(), run.done, run.measured) == (None, 3, True)
-    assert run.peak_memory >= run.memory > 0
 
 
 @pytest.mark.parametrize(
@@ -130,18 +115,8 @@ def test_the_line_that_says_best_why(sleeper, said, words):
     assert run.last_message() == words
 
 
-@pytest.mark.parametrize("line", ["{broken", "[]", "{}", '"round"', '{"round": null}', "\xff"])
-def test_a_damaged_line_says_nothing_of_the_rounds(sleeper, line):
-    folder, run = sleeper
-    folder.history.write_text("{}\n{}\n")
-    folder.log.write_bytes(line.encode("latin-1") + b"\n")
-    assert (run.poll(), run.done) == (None, 2)
-
-
 def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
     folder, run = sleeper
-    folder.history.unlink()
-    folder.log.unlink()
     assert hpcfl("run", job, "--out", folder.root).code == 0
     assert run.result().startswith("4 rounds, accuracy ")
     folder.log.write_text("{broken\n")
@@ -151,8 +126,6 @@ def test_a_finished_run_with_a_damaged_log_is_told(sleeper, job, hpcfl):
 def test_a_finished_run_on_a_disk_that_fails_is_told(sleeper, job, hpcfl, monkeypatch):
     """The other runs of the sweep go on."""
     folder, run = sleeper
-    folder.history.unlink()
-    folder.log.unlink()
     assert hpcfl("run", job, "--out", folder.root).code == 0
     whole = regular.open_fd
 
@@ -167,8 +140,6 @@ def test_a_finished_run_on_a_disk_that_fails_is_told(sleeper, job, hpcfl, monkey
 
 def test_a_run_that_diverged_to_finite_numbers_is_told(sleeper, job, arrays, hpcfl):
     folder, run = sleeper
-    folder.history.unlink()
-    folder.log.unlink()
     arrays(x=1e5 * np.random.default_rng(0).standard_normal((40, 3)), x_test=None, y_test=None)
     assert hpcfl("run", job, "local.lr=1000", "--out", folder.root).code == 0
     assert run.result().startswith("4 rounds, diverged, ")

@@ -19,7 +19,6 @@ from hpcfl.signals import latch_early
 from hpcfl.sweep import run_sweep
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import pending_runs
-from hpcfl.sweep.resources import one_more_fits
 from hpcfl.sweep.run_sweep import SweepOutcome
 from tests.rundirs import cut_log, resolved
 
@@ -171,7 +170,7 @@ def test_an_old_key_is_named_once(file, tmp_path, hpcfl):
     assert listed.err == ["command line: evaluate.own is now called evaluate.local_models"]
 
 
-@pytest.mark.parametrize("other", ["--submit", "--dry-run", "--where", "--pack=2"])
+@pytest.mark.parametrize("other", ["--submit", "--dry-run", "--where", "--parallel=2"])
 def test_jobs_are_written_or_something_else_is_done(file, tmp_path, refused, other):
     line = refused("sweep", file, "--out", tmp_path / "out", "--write-jobs", other)
     assert f"leave out {other.partition('=')[0]}" in line
@@ -358,27 +357,21 @@ def test_exit_codes(tmp_path, codes, finished, code):
     assert caught.value.exit_code == code
 
 
-def test_room_is_kept_for_what_the_present_runs_will_take():
-    assert one_more_fits(10, 5, [5])
-    assert not one_more_fits(9, 5, [0])  # 5 of them are spoken for
-    assert one_more_fits(10, 5, [0])
-    assert not one_more_fits(4, 5, [9])
-
-
 class Scripted:
-    """A run that ends at the second look; the first two of all end before their first round."""
+    """A run that ends at the second look."""
 
     alive = 0
+    most = 0
     begun = 0
     commands = ()
     words = "JobError: no"
 
-    def __init__(self, command, folder, rounds, done, **_):
+    def __init__(self, command, folder, **_):
         Scripted.alive += 1
+        Scripted.most = max(Scripted.most, Scripted.alive)
         Scripted.begun += 1
         Scripted.commands.append([str(word) for word in command])
-        self.log, self.rounds, self.done = folder.log, rounds, done
-        self.measured, self.memory, self.peak_memory = Scripted.begun > 2, 0, 5
+        self.log = folder.log
         self._looks = 0
 
     def poll(self):
@@ -386,7 +379,7 @@ class Scripted:
         if self._looks < 2:
             return None
         Scripted.alive -= 1
-        return 0 if self.measured else 2
+        return 0 if Scripted.begun > 2 else 2
 
     def result(self):
         return "4 rounds"
@@ -403,24 +396,35 @@ def scripted(monkeypatch):
     """Runs that are played, not started."""
     monkeypatch.setattr(run_sweep, "RunProcess", Scripted)
     monkeypatch.setattr(run_sweep, "POLL_S", 0)
-    for name in ("alive", "begun"):
+    for name in ("alive", "most", "begun"):
         monkeypatch.setattr(Scripted, name, 0)
     monkeypatch.setattr(Scripted, "commands", [])
     return Scripted
 
 
-def test_a_run_that_ends_early_opens_no_gate(file, tmp_path, scripted, monkeypatch):
-    alive = []
-    start = run_sweep._Scheduler._start
-    monkeypatch.setattr(run_sweep, "free_memory", lambda: 1 << 40)
+@pytest.mark.parametrize(
+    ("asked", "threads", "gpus", "most", "why"),
+    [
+        (None, 1, [], 4, "4 cores over 1 rank(s) of 1 thread(s)"),
+        (None, 2, [], 2, "4 cores over 1 rank(s) of 2 thread(s)"),
+        (None, 8, [], 1, "4 cores over 1 rank(s) of 8 thread(s)"),
+        (3, 2, [], 3, "as asked"),
+        (None, 1, ["0", "1"], 2, "2 GPUs over 1 rank(s)"),
+    ],
+)
+def test_how_many_run_at_once(
+    file, tmp_path, scripted, monkeypatch, asked, threads, gpus, most, why
+):
     monkeypatch.setattr(run_sweep, "cores", lambda: 4)
-    monkeypatch.setattr(
-        run_sweep._Scheduler,
-        "_start",
-        lambda self, run: (alive.append(scripted.alive), start(self, run)),
-    )
-    run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
-    assert alive == [0, 0, 0, 1]  # alone, until one has shown what it needs
+    monkeypatch.setattr(run_sweep, "gpus", lambda: gpus)
+    monkeypatch.setattr(run_sweep, "device_type", lambda _: "cuda" if gpus else "cpu")
+    root = tmp_path / "out"
+    run_sweep.run_sweep(read_sweep(file, [f"threads={threads}"]), root, asked)
+    assert scripted.most == most
+    assert (
+        f"4 runs to do, 0 finished before, {most} at once: {why}; hpcfl status {root} --follow "
+        "shows how far they are"
+    ) in (root / "sweep.log").read_text()
 
 
 def test_what_is_started_is_what_was_checked(file, job, tmp_path, scripted):
@@ -494,15 +498,17 @@ def stopped(file, tmp_path, scripted, monkeypatch):
     """What the sweep writes of a run that ends as told, once it was told to stop itself."""
 
     def played(code, words, done=0):
-        def poll(run):
-            run.done = done
+        def poll(_):
             os.kill(os.getpid(), signal.SIGTERM)
             return code
 
+        first, *others = pending_runs(read_sweep(file), tmp_path / "out")
+        runs = [first._replace(done=done), *others]
+        monkeypatch.setattr(run_sweep, "pending_runs", lambda *_: runs)
         monkeypatch.setattr(scripted, "words", words)
         monkeypatch.setattr(scripted, "poll", poll)
         with pytest.raises(Stopped):
-            run_sweep.run_sweep(read_sweep(file), tmp_path / "out")
+            run_sweep.run_sweep(read_sweep(file), tmp_path / "out", 1)
         last = (tmp_path / "out/sweep.log").read_bytes().splitlines()[-1]
         return checksum.remove_from_line(last).decode()
 

@@ -95,7 +95,8 @@ def test_parts_go_together_but_not_with_a_whole(file, tmp_path):
 
 def test_what_is_not_finished_is_submitted(file, here, hpcfl, own_process):
     finish(file, here / "runs/s", (0, 2, 3), "rounds=2")
-    done = hpcfl("sweep", file, "--submit", "--pack", 2, "--sbatch", "-p 'a b' -t 5", "rounds=2")
+    submit = ("sweep", file, "--submit", "--parallel", 2, "--sbatch", "-p 'a b' -t 5")
+    done = hpcfl(*submit, "rounds=2")
     assert (done.code, done.out) == (0, ["how far they are: hpcfl status runs/s"])
     assert (here / "submitted").read_text() == (
         f"runs/s 2 --parsable --array=0,2 --job-name=s -p a b -t 5 slurm/array.sh {file} rounds=2\n"
@@ -136,7 +137,7 @@ def test_the_command_is_shown(file, here, hpcfl):
 def test_what_cannot_be_submitted(file, here, monkeypatch, refused):
     submit = ("sweep", file, "--submit")
     assert '--sbatch: found "\'": No closing quotation' in refused(*submit, "--sbatch", "'")
-    assert "--pack and --sbatch are for --submit" in refused("sweep", file, "--pack", "2")
+    assert "--sbatch is for --submit" in refused("sweep", file, "--sbatch", "-t 5")
     monkeypatch.setenv("HPCFL_FAIL", "1")
     assert refused(*submit) == "JobError: sbatch: error: no such partition"
     (here / "sbatch").unlink()

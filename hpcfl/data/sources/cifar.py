@@ -18,7 +18,7 @@ from hpcfl.data.colour import Coloured
 from hpcfl.data.download import Track, check_count, quiet, require_digest
 from hpcfl.data.images import CropFlipNormalize, Mean, Std
 from hpcfl.data.labels import require_integers
-from hpcfl.data.prepare_command import prepare_command
+from hpcfl.data.prepared_file import prepare_command
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_arrays, read_error
 from hpcfl.io.regular import read as read_bytes

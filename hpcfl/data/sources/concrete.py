@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import PublishedFile, Track, check_count, provide
-from hpcfl.data.prepare_command import prepare_command
+from hpcfl.data.prepared_file import prepare_command
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error

@@ -14,8 +14,13 @@ from hpcfl.data.download import Track, quiet
 from hpcfl.data.grayscale import Grey
 from hpcfl.data.labels import count_of, missing_classes
 from hpcfl.data.partition import ExampleRows, consecutive_rows
-from hpcfl.data.prepared_file import commit, preparation_errors
-from hpcfl.data.source_fingerprint import require_same_sources, source_fingerprint, stamps
+from hpcfl.data.prepared_file import (
+    commit,
+    preparation_errors,
+    require_same_sources,
+    source_fingerprint,
+    stamps,
+)
 from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.data.sources.leaf_json import KINDS, User, check, users
 from hpcfl.data.sources.shakespeare import ALPHABET

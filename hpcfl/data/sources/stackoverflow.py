@@ -15,7 +15,7 @@ import h5py
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import member, opened, strings
-from hpcfl.data.source_fingerprint import source_fingerprint, stamps
+from hpcfl.data.prepared_file import source_fingerprint, stamps
 from hpcfl.data.text import Sentences
 from hpcfl.data.token_file import SentenceSplit, Source
 from hpcfl.errors import DataError

@@ -21,13 +21,19 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.download import PublishedFile, Track
 from hpcfl.data.encoded_images import DAMAGED, pixels, reason
-from hpcfl.data.hdf5 import attribute, encoded, opened, origin_and_size, origin_of
+from hpcfl.data.hdf5 import attribute, encoded, opened
 from hpcfl.data.image_listing import Fault, ListedFiles, Listing, Photo, read_image, report_faults
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.packed import checked_labels, mapped
-from hpcfl.data.prepare_command import changed_keys, prepare_command
-from hpcfl.data.prepared_file import new_image_file, preparation_errors
-from hpcfl.data.source_fingerprint import require_same_sources
+from hpcfl.data.prepared_file import (
+    changed_keys,
+    new_image_file,
+    origin_and_size,
+    origin_of,
+    preparation_errors,
+    prepare_command,
+    require_same_sources,
+)
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
 from hpcfl.io.regular import read_text

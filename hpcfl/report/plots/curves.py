@@ -11,6 +11,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcfl.errors import JobError
+from hpcfl.evaluation.score_names import SCORES, score_named
 from hpcfl.job.registry import suggestion
 from hpcfl.job.settings import SEED, distinguishing_settings
 from hpcfl.report.columns import mean_and_std
@@ -38,8 +39,6 @@ from hpcfl.run_dir.record import RunRecord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Runs are compared by the first of these scores that they have.
-JUDGED = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "train_objective")
 POINTS = 400  # of a curve, evenly spaced; more are not distinguishable
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "h"), (60, "min"), (1, "s"))
@@ -177,13 +176,12 @@ class Plot:
         """
         if len(curves) <= MOST:
             return curves
-        higher = "accuracy" in self._key
-        lower = self._key.endswith(("loss", "objective"))
-        ends = {id(curve): curve.y[-1] * (-1 if higher else 1) for curve in curves}
+        better = score_named(self._key).better
+        ends = {id(curve): curve.y[-1] * (-1 if better == "higher" else 1) for curve in curves}
         by_end = sorted(curves, key=lambda c: (not isfinite(c.y[-1]), ends[id(c)]))
-        drawn = by_end[:MOST] if higher or lower else curves[:MOST]
+        drawn = by_end[:MOST] if better else curves[:MOST]
         of = f" of {title}" if title else ""
-        which = "that end best" if higher or lower else "that were named first"
+        which = "that end best" if better else "that were named first"
         self.notes.append(
             f"plot: {MOST} of the {len(curves)} curves{of} are drawn, those {which}; to draw "
             "others, report their directories alone"
@@ -196,18 +194,19 @@ class Plot:
         """Fill a panel."""
         from matplotlib.ticker import MaxNLocator
 
-        key, percent, few = self._key, "accuracy" in self._key, has_room(curves)
+        score, few = score_named(self._key), has_room(curves)
         size, along = self._unit(curves)
         for curve in curves:
-            draw_curve(axes, curve, size, 100 if percent else 1, looks[curve[:2]], few=few)
+            draw_curve(axes, curve, size, 100 if score.percent else 1, looks[curve[:2]], few=few)
         values = [value for curve in curves for value in curve.y]
         least, most = min(values), max(values)
-        wide = key.endswith(("loss", "objective")) or most >= 10 * least
-        if least > 0 and not percent and wide:
+        wide = score.better == "lower" or most >= 10 * least
+        if least > 0 and not score.percent and wide:
             axes.set_yscale("log")
-        style, unit = self._style, ", %" if percent else ""
+        style, unit = self._style, ", %" if score.percent else ""
         axes.set_xlabel(along if style.xlabel is None else style.xlabel)
-        axes.set_ylabel(f"{key.replace('_', ' ')}{unit}" if style.ylabel is None else style.ylabel)
+        scale = f"{score.key.replace('_', ' ')}{unit}"
+        axes.set_ylabel(scale if style.ylabel is None else style.ylabel)
         axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
         if self._x == "rounds":
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
@@ -351,7 +350,8 @@ def _score(runs: Sequence[RunRecord]) -> str:
     Raises:
         JobError: no run has an evaluation yet, or only some of those that have, an accuracy.
     """
-    judged = [run for run in runs if any(run.scores[key] for key in JUDGED)]
+    shown = [key for key, score in SCORES.items() if score.title]
+    judged = [run for run in runs if any(run.scores[key] for key in shown)]
     if not judged:
         raise JobError(f"{runs[0].path}: no evaluated round in log.jsonl yet, so nothing to plot")
     without = [run for run in judged if not run.scores["test_accuracy"]]
@@ -360,7 +360,7 @@ def _score(runs: Sequence[RunRecord]) -> str:
             f"{without[0].path}: has no test accuracy, as other runs of this plot have; "
             "plot regression and classification apart"
         )
-    key = next((key for key in JUDGED if all(run.scores[key] for run in judged)), None)
+    key = next((key for key in shown if all(run.scores[key] for run in judged)), None)
     if key is None:
         raise JobError(
             "some of these runs have only a test loss, others only an objective; plot them apart"

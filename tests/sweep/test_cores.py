@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcfl.sweep import resources
-from hpcfl.sweep.resources import cores, gpus
+from hpcfl.sweep import run_sweep
+from hpcfl.sweep.run_sweep import cores, gpus
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from hpcfl.sweep.resources import cores, gpus
 def test_cores_are_those_that_slurm_and_the_groups_leave(monkeypatch, allocated, quotas, count):
     """Whether or not the process is bound to them."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)), raising=False)
-    monkeypatch.setattr(resources, "core_quotas", lambda: iter(quotas))
+    monkeypatch.setattr(run_sweep, "core_quotas", lambda: iter(quotas))
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")  # of one of the job's tasks
     monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
     if allocated is not None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.io.progress import open_progress
+from hpcfl.runner.progress import open_progress
 
 
 class Clock:
@@ -206,7 +206,7 @@ def test_ranks_under_mpirun_get_the_bar_when_the_environment_says_so(monkeypatch
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_notebook_has_a_bar_where_it_has_widgets(monkeypatch, drawn):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    monkeypatch.setattr("hpcfl.io.progress.installed", lambda name: drawn)
+    monkeypatch.setattr("hpcfl.runner.progress.installed", lambda name: drawn)
     plain = io.StringIO()
     progress = open_progress("digits", 10, 0, 0, stream=plain)
     assert (type(progress).__name__ == "_Bar") == drawn

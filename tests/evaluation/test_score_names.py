@@ -1,0 +1,52 @@
+"""The scores stand in one list, from which all that shows them derives."""
+
+import io
+
+import pytest
+
+import hpcfl
+from hpcfl.evaluation.score_names import SCORES, Score, is_score
+from hpcfl.monitor.status import status
+from hpcfl.report.plots import Plot
+from hpcfl.run_dir.record import read_run
+from hpcfl.runner.progress import open_progress
+from tests.rundirs import log_of
+
+
+@pytest.fixture
+def trained(job, tmp_path, determinism):
+    return hpcfl.run(
+        job,
+        {
+            "algorithm.name": "fedhbm",
+            "data.validation": {"share": 0.25},
+            "evaluate": {"train": True, "clients": True, "local_models": True},
+        },
+        out=tmp_path / "run",
+    )
+
+
+def test_every_score_that_is_written_is_listed(trained):
+    *_, before, evaluated = trained.log
+    scores = evaluated.keys() - before.keys()
+    assert scores - {"local_model_clients"} == {key for key in SCORES if "top5" not in key}
+    assert not any(is_score(key) for key in before)
+
+
+def test_one_more_score_is_one_line(trained, monkeypatch, tmp_path):
+    monkeypatch.setitem(SCORES, "epsilon", Score("epsilon", "privacy", "lower", percent=False))
+    evaluated = {"round": 4, "train_loss": 0.5, "epsilon": 2.5}
+    log = [*({"round": t, "train_loss": 1.0} for t in range(4)), evaluated]
+    (trained.directory / "log.jsonl").write_bytes(log_of(log))
+    for manifest in trained.directory.glob("checkpoints/*/manifest.json"):
+        manifest.unlink()  # they would hold the log to be longer
+    assert "privacy     2.5 after round 4" in status(trained.directory).splitlines()
+    frame = hpcfl.read_runs([trained.directory])
+    assert frame["epsilon"].tolist() == [2.5]
+    said = io.StringIO()
+    with open_progress("run", 4, 0, 0, stream=said) as progress:
+        progress.round(evaluated)
+    assert "epsilon 2.5" in said.getvalue()
+    plot = Plot([read_run(trained.directory)], [tmp_path / "a.png"])
+    plot.draw()
+    assert (tmp_path / "a.png").exists()
