@@ -36,7 +36,6 @@ from hpcfl.run_dir.manifest import (
 from hpcfl.runner.copy_run import NewJob, copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
-from hpcfl.setup.code_digests import edited_since, model_digests, other_shape
 from hpcfl.setup.components import Components
 from hpcfl.store.row_table import Table
 
@@ -80,6 +79,10 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     with raise_collectively(comm), request.suggest_older(retained_rounds):
         newest = find(folder.checkpoints, retained_rounds[-1])
+    with raise_collectively(comm):
+        # Before the server and states are read: here a model of edited code is named as such.
+        components = _with_initial_model(components, folder, newest)
+    with raise_collectively(comm), request.suggest_older(retained_rounds):
         server = read_server(newest, components.schema.server, components.device)
         extra_tensors = read_extra_tensors(newest, components.device)
         if comm.rank == 0:
@@ -95,7 +98,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     retained_folders = [folder_of(folder.checkpoints, round) for round in retained_rounds]
     with raise_collectively(comm):
         session.run_files = newest.run_files
-        session.components = _with_initial_model(components, folder, newest)
+        session.components = components
         if comm.rank == 0:
             session.record_opening()
             if rounds(folder.checkpoints) == retained_rounds:
@@ -121,28 +124,9 @@ def _lock(session: RankSession, request: ResumeRequest) -> list[int]:
     if read_bytes(folder.job, READABLE) not in (request.job_before, request.job_after):
         raise JobError(f"{folder.job}: was changed while it was read; resume again")
     folder.history_entries()  # fails now, not when this start is added, if it is damaged
-    retained_rounds = _checkpoint_rounds(session, request, folder)
+    retained_rounds = request.checkpoint_rounds(folder, session.inputs)
     prune(folder.checkpoints)
     _require_older_whole(folder.checkpoints, retained_rounds)
-    return retained_rounds
-
-
-def _checkpoint_rounds(session: RankSession, request: ResumeRequest, folder: RunDir) -> list[int]:
-    """The rounds that are kept in ``folder``, up to the one to begin at; on rank 0.
-
-    Raises:
-        JobError, StoreError, DataError: see ``ResumeRequest.checkpoint_rounds``; or the model has
-            another shape, as its code was edited.
-    """
-    retained_rounds = request.checkpoint_rounds(folder, session.inputs)
-    components = session.components
-    edited = edited_since(
-        folder, retained_rounds[-1], model_digests(components.job, components.model)
-    )
-    if edited:
-        size, before = components.x0.numel(), folder.read_initial().numel()
-        if size != before:
-            raise other_shape(folder, edited, size, before)
     return retained_rounds
 
 
@@ -153,7 +137,7 @@ def _copy(session: RankSession, request: ResumeRequest) -> ResumeRequest:
         The request with the job of the copy.
     """
     comm, source = session.comm, request.source
-    retained_rounds = from_rank_0(comm, lambda: _checkpoint_rounds(session, request, source))
+    retained_rounds = from_rank_0(comm, lambda: request.checkpoint_rounds(source, session.inputs))
     with request.suggest_older(retained_rounds), raise_collectively(comm):
         at = find(source.checkpoints, retained_rounds[-1])
         check_files(at)
