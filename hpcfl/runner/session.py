@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -19,15 +18,13 @@ from torch import Tensor
 from hpcfl.checkpoint.best import Best
 from hpcfl.checkpoint.format import fingerprint
 from hpcfl.checkpoint.writer import CheckpointContents, PendingCheckpoint, begin
-from hpcfl.checks.disk_budget import disk_budget, require_disk_space
-from hpcfl.checks.schedule_usage import ScheduleUsage, simulate_schedule
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RoundModel, RunStart
 from hpcfl.engine.run import CheckpointState
-from hpcfl.errors import DiskError, HookError, JobError, RankError, StoreError
+from hpcfl.errors import DiskError, HookError, RankError, StoreError
 from hpcfl.evaluation import Evaluation
 from hpcfl.io.progress import Progress
 from hpcfl.models.flat_vector import frozen_note
@@ -133,29 +130,6 @@ class RankSession:
             )
         self.store.restore(table, self.comm.size)
         self.store.retain(retained_folders)
-
-    def require_clients(self) -> None:
-        """Refuse cohorts that are all empty, unless a warm start trains; called on rank 0.
-
-        Raises:
-            JobError: they are.
-        """
-        parts = self.components
-        if parts.job.rounds and not self._usage.visits and not parts.warm_start_groups:
-            raise JobError("cohort: none of the rounds has a client; raise cohort.p, or rounds")
-
-    def require_disk_space(self) -> None:
-        """Refuse a disk that is too small for all that the run will keep; called on rank 0.
-
-        Raises:
-            JobError: it is.
-        """
-        require_disk_space(disk_budget(self.components, self._usage), self.folder.root)
-
-    @cached_property
-    def _usage(self) -> ScheduleUsage:
-        """The simulated schedule of all rounds."""
-        return simulate_schedule(self.components, self.comm.size)
 
     def record_opening(self) -> None:
         """Add this start to the history, before it writes client states; on rank 0 alone.

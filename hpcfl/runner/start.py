@@ -4,9 +4,9 @@ The command line and ``hpcfl.run`` call ``start`` and ``resume``.  Both are coll
 same on every rank, in this order:
 
     connect the ranks            hpcfl.comm.connect
-    discover where each one is   hpcfl.setup.rank_layout
+    discover where each one is   hpcfl.setup.rank_layout, hpcfl.checks.ranks
     build the components         hpcfl.setup.components: data, clients, model, dry round
-    try the job's classes        hpcfl.checks.preflight
+    check them                   hpcfl.checks.preflight
     open a RankSession           hpcfl.runner.session: store, log, checkpoints
     start_fresh or resume_from   here and in hpcfl.runner.resume
     run the rounds               hpcfl.engine.loop
@@ -23,7 +23,9 @@ import numpy as np
 from torch import nn
 
 from hpcfl.checkpoint import buffers
-from hpcfl.checks.preflight import try_classes
+from hpcfl.checks.disk import check_clients, check_disk_space, disk_budget, simulate_schedule
+from hpcfl.checks.preflight import check_components
+from hpcfl.checks.ranks import check_ranks
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import from_rank_0, group, raise_collectively
 from hpcfl.comm.launcher import restarts
@@ -55,7 +57,7 @@ from hpcfl.runner.record_start import (
 from hpcfl.runner.resume import StartPoint, resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
-from hpcfl.setup.choose_executor import check_block_executor, choose_executor
+from hpcfl.setup.choose_executor import choose_executor
 from hpcfl.setup.components import build_components, build_run
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
@@ -207,6 +209,7 @@ def _run(
         if kept_files is not None:
             loaded = kept_files.agree(loaded, folder, comm)
         ranks = discover_ranks(loaded, folder.root, comm)
+        ranks = ranks.with_notes(*check_ranks(ranks.infos, comm.backend))
         resumed = request is not None or (
             continued and from_rank_0(comm, partial(_has_checkpoint, folder))
         )
@@ -227,8 +230,7 @@ def _run(
                 loaded, ranks.device, resumed=resumed, dataset=data.dataset
             )
             inputs = fingerprints(loaded.job.data, data.dataset, places)
-            ranks = ranks.with_notes(*try_classes(components))
-            check_block_executor(components)
+            ranks = ranks.with_notes(*check_components(components))
         require_alike(inputs, places, comm)
         if components.job.executor == "auto":
             branch = request is not None and request.parent is not None
@@ -296,7 +298,8 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
     components, folder = session.components, session.folder
     with raise_collectively(session.comm):
         if session.comm.rank == 0:
-            session.require_clients()
+            usage = simulate_schedule(components, session.comm.size)
+            check_clients(components, usage)
             folder.claim(components.loaded.tree, continued=continued)
             session.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)
@@ -304,7 +307,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
             truncate_log(folder.log, NOTHING)
             session.record_opening()
             session.prune_stores([])
-            session.require_disk_space()
+            check_disk_space(disk_budget(components, usage), folder.root)
             folder.hold_open()
     set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
     session.comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
