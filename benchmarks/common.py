@@ -19,8 +19,8 @@ import torch
 from hpcfl.errors import HpcflError, JobError, RemoteRankError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.cgroups import usable_cores
+from hpcfl.io.progress import track
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
-from hpcfl.runner.progress import track
 from hpcfl.setup.environment import versions
 
 WIDTH = 100  # columns of a table

@@ -23,9 +23,9 @@ from common import Measurement, Result, main, parser, take_turns
 from hpcfl.data.sources.shakespeare import ALPHABET, WINDOW
 from hpcfl.errors import HpcflError, JobError, one_line
 from hpcfl.io.files import parse_json, read_bytes
+from hpcfl.io.progress import track
 from hpcfl.job.schema import load
 from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
-from hpcfl.runner.progress import track
 from peers import BenchWork, PeerError, checked_peer, pfl_process
 from round import BARE_NOTE, BareLoop, write_images
 

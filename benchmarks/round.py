@@ -26,6 +26,7 @@ from common import Measurement, Result, column, main, parser
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.engine.run import Run
 from hpcfl.errors import HpcflError, JobError
+from hpcfl.io.progress import track
 from hpcfl.job.schema import LoadedJob, load
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.step import LayerSeeds
@@ -33,7 +34,6 @@ from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES
 from hpcfl.plan.timed_rounds import Clock, TimedRounds, build_timed_run
-from hpcfl.runner.progress import track
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch, Vector
 

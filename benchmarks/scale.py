@@ -17,9 +17,9 @@ import yaml
 
 from hpcfl.cohort.sampling import Uniform
 from hpcfl.data.sizes import lognormal_sizes
+from hpcfl.io.progress import track
 from hpcfl.plan.time import CostModel, Prediction, Work, predict
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
-from hpcfl.runner.progress import track
 from hpcfl.seeds import stream
 from hpcfl.types import IntArray
 

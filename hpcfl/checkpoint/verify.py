@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpcfl.runner.progress import track
+from hpcfl.io.progress import track
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema

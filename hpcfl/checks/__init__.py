@@ -1,1 +1,1 @@
-"""Refuse, before round 1, what cannot be run: classes, data and disks that a job names."""
+"""Refuse, before round 1, what cannot be run: ranks, classes, data and disks that a job names."""

@@ -11,7 +11,8 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
-from hpcfl.checks.preflight import try_algorithm, try_classes
+from hpcfl.checks.algorithm import check_algorithm_without_data
+from hpcfl.checks.preflight import check_components
 from hpcfl.cli.listing import multiples
 from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, digest, fingerprints, shown
@@ -27,7 +28,6 @@ from hpcfl.models.base import TORCHVISION
 from hpcfl.models.flat_vector import frozen_note
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import FigureSize, check_plot
-from hpcfl.setup.choose_executor import check_block_executor
 from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
@@ -73,15 +73,12 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
         fetch_data(loaded)
         fetch_model(loaded)
     components, inputs = _assembled(loaded) if data else (None, {})
-    notes: tuple[str, ...] = ()
-    if components:
-        notes = try_classes(components)
-        check_block_executor(components)
+    notes = check_components(components) if components else ()
     population = len(components.rows) if components else loaded.job.data.population
     if not components:
         loaded = resolve_for_population(loaded, population)
         _check_files(loaded.job)
-        try_algorithm(loaded)
+        check_algorithm_without_data(loaded)
     in_force = _in_force(components.loaded if components else loaded, components)
     dealt = loaded.job.data.partition_clients
     if components:

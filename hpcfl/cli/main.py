@@ -439,8 +439,8 @@ def _data_export_split(options: argparse.Namespace) -> None:
 def _data_prepare(options: argparse.Namespace) -> None:
     from hpcfl.data.base import sizes_text
     from hpcfl.io.lock import preparing
+    from hpcfl.io.progress import track
     from hpcfl.job.schema import data_section
-    from hpcfl.runner.progress import track
 
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared

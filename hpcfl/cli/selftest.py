@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from hpcfl.engine.timing import measured
 from hpcfl.errors import HpcflError, JobError, StoreError
 from hpcfl.exports.checkpoint import export
+from hpcfl.io.progress import track
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import MANIFEST
-from hpcfl.runner.progress import track
 from hpcfl.sweep.process import mpirun
 
 ALGORITHMS = ("fedhbm", "scaffold", "adabest", "localghb")

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from hpcfl.data.base import Dataset
-from hpcfl.errors import JobError
 from hpcfl.evaluation.score_names import RESERVED
 from hpcfl.types import Count, Natural, Section
 from hpcfl.user_code.names import short_name
@@ -55,35 +53,3 @@ class Evaluate(Section):
     def count(self, rounds: int) -> int:
         """How many evaluations a run of so many rounds has, with that of the initial model."""
         return sum(self.due(round, rounds) for round in range(rounds + 1))
-
-    def check(
-        self, algorithm: str, dataset: Dataset, local_model_field: str | None, *, validated: bool
-    ) -> None:
-        """Check that the data and the algorithm allow the scores of this section.
-
-        Args:
-            algorithm: its name.
-            dataset: has the classes and the test set.
-            local_model_field: the field of a client's state that is its last local model; None if
-                the algorithm keeps none.
-            validated: whether there is validation data.
-
-        Raises:
-            JobError: they do not.
-        """
-        for key in ("clients", "local_models"):
-            if getattr(self, key) and dataset.classes is None and not self.metrics:
-                raise JobError(
-                    f"evaluate.{key}: accuracies need classes, which this data has not; remove it, "
-                    "or name metrics of your own in evaluate.metrics"
-                )
-        if self.local_models and local_model_field is None:
-            raise JobError(
-                f"evaluate.local_models: {algorithm} keeps no local models, as fedhbm does; remove "
-                "the key"
-            )
-        if self.best and not validated and (dataset.test is None or not len(dataset.test.labels)):
-            raise JobError(
-                "evaluate.best: this data has no test set for the comparison; remove it, or set "
-                "data.validation"
-            )

@@ -1,7 +1,6 @@
 """Export the contents of a checkpoint as files for other programs."""
 
 import io
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from hpcfl.io.files import readable
 from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.models.flat_vector import ParameterLayout, buffers
 from hpcfl.models.flat_vector import load as load_vector
-from hpcfl.run_dir.history import edited_text
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.manifest import (
@@ -36,7 +34,6 @@ from hpcfl.run_dir.manifest import (
     rounds,
 )
 from hpcfl.seeds import key
-from hpcfl.setup.code_digests import edited_since, model_digests, other_shape
 from hpcfl.setup.components import stored
 from hpcfl.setup.initial_model import build_model
 from hpcfl.setup.load_data import load_data
@@ -217,23 +214,14 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
     """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
-    x, round = torch.from_numpy(arrays["x"]), int(arrays["round"])
+    x = torch.from_numpy(arrays["x"])
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
     model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
     size = ParameterLayout.of(model).total
-    edited = edited_since(folder, round, model_digests(loaded.job, model))
     if size != x.numel():
-        if edited:
-            raise other_shape(folder, edited, size, x.numel())
         raise StoreError(
-            f"{folder.root}: the model has {size} parameters with the data as they are now, "
-            f"{x.numel()} in the checkpoint; put back the run's data"
-        )
-    if edited:
-        warnings.warn(
-            f"{folder.root}: {edited_text(edited)} since the run; the model may compute another "
-            "function",
-            stacklevel=4,  # the caller of hpcfl.load_model, or of hpcfl.export
+            f"{folder.root}: the model has {size} parameters with the data and code as they are "
+            f"now, {x.numel()} in the checkpoint; put back the run's data and code"
         )
     load_vector(model, x)
     read_buffers(folder.buffers, buffers(model))

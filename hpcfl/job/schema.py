@@ -381,7 +381,7 @@ def _require_user_code(job: Job, file: JobFile) -> None:
     )
 
 
-def require_full_blocks(job: Job, population: int) -> None:
+def check_full_blocks(job: Job, population: int) -> None:
     """Refuse blocks that are larger than the number of clients.
 
     Raises:
@@ -431,7 +431,7 @@ def resolve_for_population(loaded: LoadedJob, population: int | None) -> LoadedJ
     job.cohort.check(population or maxsize, job.rounds)
     if population is None:
         return loaded
-    require_full_blocks(job, population)
+    check_full_blocks(job, population)
     name = loaded.tree["algorithm"]["name"]
     hook = type(job.algorithm).resolve_defaults
     with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", hook):

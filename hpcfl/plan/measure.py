@@ -26,11 +26,11 @@ from hpcfl.comm.solo import Solo
 from hpcfl.data.base import Dataset
 from hpcfl.errors import JobError
 from hpcfl.evaluation.measure import Meter
+from hpcfl.io.progress import track
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan.time import CostModel, work
 from hpcfl.plan.timed_rounds import TimedRounds, TimedRun, build_timed_run
 from hpcfl.run_dir.log import LogReader
-from hpcfl.runner.progress import track
 from hpcfl.setup.device import device_of, gpu_rank
 from hpcfl.setup.environment import versions
 

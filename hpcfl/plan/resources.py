@@ -10,8 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcfl.checks.disk_budget import DiskBudget, disk_budget, state_bytes, store_bytes
-from hpcfl.checks.schedule_usage import ScheduleUsage, most_trained, simulate_schedule
+from hpcfl.checks.disk import (
+    DiskBudget,
+    ScheduleUsage,
+    disk_budget,
+    most_trained,
+    simulate_schedule,
+    state_bytes,
+    store_bytes,
+)
 from hpcfl.engine.dry_round import Traffic, nbytes, traffic
 from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
 from hpcfl.plan.memory import Activations, Holding, Memory, Process, memory

@@ -12,6 +12,7 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
+from hpcfl.checks.preflight import check_sizes
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group, raise_collectively
@@ -99,6 +100,7 @@ def _make_plan(
         parts = build_components(
             data.loaded, torch.device("cpu"), resumed=True, dataset=data.dataset
         )
+        check_sizes(parts)
         activations = probe(parts)
         process = this_process()
         if not data.real and process.resident is not None:  # as if it were loaded

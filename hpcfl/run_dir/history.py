@@ -140,12 +140,6 @@ def recorded_code(history: Sequence[Mapping[str, Any]], done: int) -> tuple[Mapp
     return tuple(code for code in found if code and isinstance(code, Mapping))
 
 
-def edited_text(modules: Sequence[str]) -> str:
-    """The words "module a was edited", "modules a, b were edited"."""
-    words = ("modules", "were") if len(modules) > 1 else ("module", "was")
-    return f"{words[0]} {', '.join(modules)} {words[1]} edited"
-
-
 def _begun_at(start: Mapping[str, Any]) -> int:
     """The rounds that were done when a start began."""
     return int(start.get("round", 0))

@@ -464,8 +464,9 @@ class RunDir:
             raise StoreError(f"{self.initial}: cannot be read: {e}") from e
         if like is not None and (x0.shape, x0.dtype) != (like.shape, like.dtype):
             raise StoreError(
-                f"{self.initial}: found {tuple(x0.shape)} {x0.dtype}, "
-                f"expected {tuple(like.shape)} {like.dtype}"
+                f"{self.initial}: found {tuple(x0.shape)} {x0.dtype}, expected "
+                f"{tuple(like.shape)} {like.dtype} of the model with the data and code as they are "
+                "now; put back the run's data and code"
             )
         return x0
 

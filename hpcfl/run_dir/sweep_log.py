@@ -15,8 +15,8 @@ from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE
 from hpcfl.io.lock import lock
+from hpcfl.io.progress import until_unread
 from hpcfl.run_dir.layout import SWEEP_LOG
-from hpcfl.runner.progress import until_unread
 
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
 _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")

@@ -15,7 +15,7 @@ from rich.table import Column
 from hpcfl.errors import one_line
 from hpcfl.evaluation.score_names import is_score, is_titled
 from hpcfl.io.packages import installed
-from hpcfl.runner.progress import has_bars, until_unread
+from hpcfl.io.progress import has_bars, until_unread
 from hpcfl.types import Record
 
 Clock = Callable[[], float]  # seconds

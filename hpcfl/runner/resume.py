@@ -30,7 +30,6 @@ from hpcfl.run_dir.manifest import (
 from hpcfl.runner.copy_run import copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession, StartPoint
-from hpcfl.setup.code_digests import edited_since, model_digests, other_shape
 from hpcfl.setup.components import Components
 from hpcfl.store.row_table import Table, is_row_table
 
@@ -59,11 +58,15 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     verify_all = request.verify_states
     if request.copied:
         source = request.source
-        kept, at = _from_rank_0(comm, source, lambda: _checkpoint(session, request, source))
+        found_at = partial(request.checkpoint, source, session.inputs)
+        kept, at = _from_rank_0(comm, source, found_at)
         request = copy_run(session, request, at, kept)
         verify_all = False  # the states were compared as they were copied
     retained_rounds, newest = _from_rank_0(comm, folder, lambda: _lock(session, request))
     comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
+    with raise_collectively(comm):
+        # Before the server and states are read: here a model of edited code is named as such.
+        components, run_files = _with_initial_model(components, folder, newest)
     with raise_collectively(comm), request.suggest_older(retained_rounds):
         found = read_checkpoint(newest, components.schema.server, components.device)
         log = require_log_prefix(folder.log, newest.log) if comm.rank == 0 else b""
@@ -83,7 +86,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     with raise_collectively(comm):
         older = _older_tables(session, retained_rounds)
         checkpointer.run_files = newest.run_files
-        session.components, run_files = _with_initial_model(components, folder, newest)
+        session.components = components
         if comm.rank == 0:
             if BRANCHES in run_files:
                 session.branches = parse_branches(folder.branches, run_files[BRANCHES])
@@ -132,28 +135,9 @@ def _lock(session: RankSession, request: ResumeRequest) -> tuple[list[int], Chec
     if folder.job_content() not in (request.job_before, request.job_after):
         raise JobError(f"{folder.job}: was changed while it was read; resume again")
     folder.history_entries()  # fails now, not when this start is added, if it is damaged
-    found = _checkpoint(session, request, folder)
+    found = request.checkpoint(folder, session.inputs)
     prune(folder.checkpoints)
     return found
-
-
-def _checkpoint(
-    session: RankSession, request: ResumeRequest, folder: RunDir
-) -> tuple[list[int], Checkpoint]:
-    """The rounds that are kept in ``folder``, and the checkpoint to begin at; on rank 0.
-
-    Raises:
-        JobError, StoreError, DataError: see ``ResumeRequest.checkpoint``; or the model has another
-            shape, as its code was edited.
-    """
-    retained_rounds, newest = request.checkpoint(folder, session.inputs)
-    components = session.components
-    edited = edited_since(folder, newest.round, model_digests(components.job, components.model))
-    if edited:
-        size, before = components.x0.numel(), folder.read_initial().numel()
-        if size != before:
-            raise other_shape(folder, edited, size, before)
-    return retained_rounds, newest
 
 
 def _with_initial_model(

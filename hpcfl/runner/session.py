@@ -7,22 +7,19 @@ The engine calls it between rounds: it implements ``hpcfl.engine.run.RunHooks``.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from hpcfl.checks.disk_budget import disk_budget, require_disk_space
-from hpcfl.checks.schedule_usage import ScheduleUsage, simulate_schedule
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RunStart
 from hpcfl.engine.run import CheckpointState
-from hpcfl.errors import JobError
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import frozen_note
@@ -96,29 +93,6 @@ class RankSession:
         self.checkpointer.open_store(
             lambda root: self.components.store(root, rank, self.session_id, clients)
         )
-
-    def require_clients(self) -> None:
-        """Refuse cohorts that are all empty, unless a warm start trains; called on rank 0.
-
-        Raises:
-            JobError: they are.
-        """
-        parts = self.components
-        if parts.job.rounds and not self._usage.visits and not parts.warm_start_groups:
-            raise JobError("cohort: none of the rounds has a client; raise cohort.p, or rounds")
-
-    def require_disk_space(self) -> None:
-        """Refuse a disk that is too small for all that the run will keep; called on rank 0.
-
-        Raises:
-            JobError: it is.
-        """
-        require_disk_space(disk_budget(self.components, self._usage), self.folder.root)
-
-    @cached_property
-    def _usage(self) -> ScheduleUsage:
-        """The simulated schedule of all rounds."""
-        return simulate_schedule(self.components, self.comm.size)
 
     @contextmanager
     def recording(self, gradient: Gradient, progress: Progress, log: LogPosition) -> Iterator[None]:

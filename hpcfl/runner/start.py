@@ -23,7 +23,9 @@ from pathlib import Path
 from torch import nn
 
 from hpcfl.checkpoint import buffers
-from hpcfl.checks.preflight import try_classes
+from hpcfl.checks.disk import check_clients, check_disk_space, disk_budget, simulate_schedule
+from hpcfl.checks.preflight import check_components
+from hpcfl.checks.ranks import check_ranks
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import from_rank_0, group, raise_collectively
 from hpcfl.comm.launcher import restarts
@@ -45,7 +47,7 @@ from hpcfl.runner.resume import resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.rounds import run_rounds
 from hpcfl.runner.session import RankSession, StartPoint
-from hpcfl.setup.choose_executor import check_block_executor, choose_executor
+from hpcfl.setup.choose_executor import choose_executor
 from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
@@ -216,6 +218,7 @@ def _agree(request: StartRequest, comm: WatchedComm) -> tuple[StartRequest, Rank
     if request.kept_files is not None:
         loaded = request.kept_files.agree(loaded, folder, comm)
     ranks = discover_ranks(loaded, folder.root, comm)
+    ranks = ranks.with_notes(*check_ranks(ranks.infos, comm.backend))
     resumed = request.resume is not None or (
         request.continued and from_rank_0(comm, partial(_has_checkpoint, folder))
     )
@@ -280,8 +283,7 @@ def _build(
             loaded, ranks.device, resumed=request.resumed, dataset=data.dataset
         )
         inputs = fingerprints(loaded.job.data, data.dataset, places)
-        notes += try_classes(components)
-        check_block_executor(components)
+        notes += check_components(components)
     require_alike(inputs, places, comm)
     if components.job.executor == "auto":
         branch = request.resume is not None and request.resume.parent is not None
@@ -318,7 +320,8 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
     components, folder, checkpointer = session.components, session.folder, session.checkpointer
     with raise_collectively(session.comm):
         if session.comm.rank == 0:
-            session.require_clients()
+            usage = simulate_schedule(components, session.comm.size)
+            check_clients(components, usage)
             folder.claim(components.loaded.tree, continued=continued)
             checkpointer.run_files = folder.write_initial(components.x0)
             buffers.write(folder.buffers, components.buffers)
@@ -326,7 +329,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
             truncate_log(folder.log, b"")
             checkpointer.record_opening(session.session_id)
             checkpointer.prune_stores()
-            session.require_disk_space()
+            check_disk_space(disk_budget(components, usage), folder.root)
             folder.hold_open()
     set_resumable(folder.root)  # a checkpoint that is committed there is this run's own
     # Absolute, as all paths that threads use: a callback may be in another folder meanwhile.

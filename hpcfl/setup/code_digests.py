@@ -5,20 +5,18 @@ Files of installed packages are not among them.
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 
 from torch import nn
 
-from hpcfl.errors import DiskError, StoreError, is_of_user
+from hpcfl.errors import is_of_user
 from hpcfl.io import regular
 from hpcfl.job.schema import Job
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import Module
-from hpcfl.run_dir.history import edited_text, recorded_code
-from hpcfl.run_dir.layout import RunDir
 from hpcfl.user_code.names import digest_of, find_object
 
 
@@ -31,18 +29,8 @@ def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
         job: names the classes.
         model: of the job, once it is built.
     """
-    return _digests([*_named(job), *_of_model(job.model, model)])
-
-
-def model_digests(job: Job, model: nn.Module) -> dict[str, str]:
-    """As ``code_digests``, of the files that define the model alone."""
-    return _digests(_of_model(job.model, model))
-
-
-def _digests(modules: Iterable[str]) -> dict[str, str]:
-    """The digests of the files of modules that are the user's, and of what these import."""
     found: dict[str, str] = {}
-    waiting = [*modules]
+    waiting = [*_named(job), *_of_model(job.model, model)]
     while waiting:
         name = waiting.pop()
         module = sys.modules.get(name)
@@ -59,38 +47,6 @@ def _digests(modules: Iterable[str]) -> dict[str, str]:
 def edited(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """The modules that are in both, with another digest."""
     return [module for module, digest in now.items() if before.get(module, digest) != digest]
-
-
-def edited_since(folder: RunDir, round: int, now: Mapping[str, str]) -> list[str]:
-    """The modules that were edited after a run had computed a round.
-
-    Of a history that cannot be read nothing is known; a resume and a report say so.
-
-    Args:
-        folder: of the run.
-        round: of it.
-        now: the present digests.
-    """
-    try:
-        recorded = recorded_code(folder.history_entries(), round)
-    except (StoreError, DiskError):
-        return []
-    return edited(recorded[-1], now) if recorded else []
-
-
-def other_shape(folder: RunDir, modules: Sequence[str], found: int, before: int) -> StoreError:
-    """The error of a model that has another shape than in a run, since its code was edited.
-
-    Args:
-        folder: of the run.
-        modules: that were edited.
-        found: the number of parameters now.
-        before: and in the run.
-    """
-    return StoreError(
-        f"{folder.root}: {edited_text(modules)} since the run, and the model has another shape "
-        f"now: found {found} parameters, expected {before}; put the old code back"
-    )
 
 
 def _named(job: Job) -> Iterator[str]:

@@ -21,7 +21,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.engine.dry_round import LOSS, FullGradient, RoundSchema, dry_round, nbytes
+from hpcfl.engine.dry_round import LOSS, FullGradient, RoundSchema, dry_round
 from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
 from hpcfl.engine.run import Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.timing import RoundTimer
@@ -34,8 +34,7 @@ from hpcfl.errors import (
     is_fault_of_hpcfl,
     one_line,
 )
-from hpcfl.io.memory import refuse_large_job
-from hpcfl.job.schema import Job, LoadedJob, require_full_blocks, resolve_for_population
+from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_for_population
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.evaluation_set import EvaluationSet
@@ -188,7 +187,7 @@ class Components:
             return one
         if job.executor == "auto":
             raise JobError("executor: auto is chosen when a run begins; say sequential or block")
-        require_full_blocks(job, len(self.rows))
+        check_full_blocks(job, len(self.rows))
         try:
             return block_executor(
                 one,
@@ -272,6 +271,8 @@ def build_components(
 ) -> Components:
     """Load and partition the data, build the model, and do the dry round.
 
+    ``hpcfl.checks.preflight`` checks that they fit together.
+
     Args:
         loaded: the checked job.
         device: this rank's.
@@ -299,11 +300,6 @@ def build_components(
     loaded = resolve_for_population(loaded, len(split.rows))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
     schema = _dry_round(loaded, x0)
-    _require_memory_for_server(loaded, schema, device)
-    validated = split.validation is not None
-    name, models = loaded.tree["algorithm"]["name"], schema.local_model_field
-    job.evaluate.check(name, dataset, models, validated=validated)
-    _require_range(dataset, x0.dtype)
     model, x0 = model.to(device), x0.to(device)
     return Components(loaded, dataset, split, model, x0, skipped, schema, device)
 
@@ -326,43 +322,6 @@ def _dry_round(loaded: LoadedJob, x0: Vector) -> RoundSchema:
             )
         name = loaded.tree["algorithm"]["name"]
         raise JobError(f"algorithm.name: {name}: its dry round failed{described(e)}{cure}") from e
-
-
-def _require_range(dataset: Dataset, dtype: torch.dtype) -> None:
-    """Refuse examples that are not finite any more in the model's dtype.
-
-    Raises:
-        JobError: a number in the data is too large.
-    """
-    for examples in filter(None, (dataset.train, dataset.test)):
-        for tensor in filter(torch.is_tensor, examples):
-            if tensor.dtype != torch.float64 or not tensor.numel() or dtype == torch.float64:
-                continue
-            largest = max(abs(end.item()) for end in torch.aminmax(tensor))
-            if largest > torch.finfo(dtype).max:
-                raise JobError(
-                    f"data: holds numbers up to {largest:.3g}, which are infinite in "
-                    f"{str(dtype).removeprefix('torch.')}; scale them, or set precision: float64"
-                )
-
-
-def _require_memory_for_server(
-    loaded: LoadedJob, schema: RoundSchema, device: torch.device
-) -> None:
-    """Refuse a server whose past models do not fit into memory; others are as large as the model.
-
-    Raises:
-        JobError: they do not.
-    """
-    if device.type != "cpu":
-        return
-    # Where the server keeps models of more rounds than there are, many are the initial one.
-    kept = [
-        leaf for field in schema.server for leaf in (field if isinstance(field, tuple) else [field])
-    ][: loaded.job.rounds + len(schema.server)]
-    name = loaded.tree["algorithm"]["name"]
-    key = "algorithm.tau" if "tau" in loaded.tree["algorithm"] else "algorithm.name"
-    refuse_large_job(key, f"the server of {name} ({len(kept)} vectors)", nbytes(kept))
 
 
 def build_run(

@@ -12,7 +12,6 @@ from hpcfl.job.schema import LoadedJob
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import parameters, trained
 from hpcfl.models.init import load_initial
-from hpcfl.models.normalization import UNFIT
 from hpcfl.seeds import key
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import seeded
@@ -101,14 +100,6 @@ def initial_model(
     job = loaded.job
     x0, model = draw_model(loaded, dataset, key(job.seed, "model"))
     model.train()
-    for layer, module in model.named_modules():
-        # A layer that a module's own ``train`` keeps in evaluation mode changes no statistics.
-        if getattr(module, "track_running_stats", False) and module.training:
-            raise JobError(
-                f"model.name: {loaded.tree['model']['name']}: its layer {layer!r} {UNFIT}; use "
-                "torch.nn.GroupNorm there, or keep it in evaluation mode by a method train of the "
-                "model, if its statistics are to stay as they are"
-            )
     file = job.model.init_file
     if file is None or resumed:
         return x0, model, ()

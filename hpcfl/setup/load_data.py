@@ -47,7 +47,8 @@ def load_data(loaded: LoadedJob) -> Dataset:
             "hpcfl.data.base.Dataset"
         )
     with as_job_error(where, "its load returns a data set that cannot be used", load):
-        _require_sound(dataset, where)
+        # Here and not in hpcfl.checks: the clients' examples are found by these labels.
+        _check_dataset(dataset, where)
         return keep_natural_clients(job.data, with_checked_clients(dataset), job.seed)
 
 
@@ -73,11 +74,11 @@ def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> H
     return load_on_hosts(load, comm, mapped=loaded.job.data.maps_files)
 
 
-def _require_sound(dataset: Dataset, where: str) -> None:
+def _check_dataset(dataset: Dataset, where: str) -> None:
     """Refuse data that no model can be trained on."""
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
         if part == "train" or examples is not None:
-            _require_examples(examples, part, where)
+            _check_examples(examples, part, where)
     if not len(dataset.train.labels):
         raise JobError(f"{where}: found no training example, expected one at least")
     if dataset.classes is not None and dataset.classes < 1:
@@ -91,10 +92,10 @@ def _require_sound(dataset: Dataset, where: str) -> None:
     if dataset.loss == "cross_entropy" and dataset.classes is not None:
         for part, examples in (("train", dataset.train), ("test", dataset.test)):
             if examples is not None and len(examples.labels):
-                _require_classes(examples.labels, part, dataset.classes, where)
+                _check_classes(examples.labels, part, dataset.classes, where)
 
 
-def _require_examples(examples: Any, part: str, where: str) -> None:
+def _check_examples(examples: Any, part: str, where: str) -> None:
     """Refuse what is no ``Examples`` of tensors; inputs may be in a file (``Stored``)."""
     if not isinstance(examples, Examples):
         raise JobError(
@@ -121,7 +122,7 @@ def _require_examples(examples: Any, part: str, where: str) -> None:
         )
 
 
-def _require_classes(labels: torch.Tensor, part: str, classes: int, where: str) -> None:
+def _check_classes(labels: torch.Tensor, part: str, classes: int, where: str) -> None:
     """Refuse labels that are not one class of 0 to ``classes`` - 1 an example."""
     if labels.ndim != 1:
         raise JobError(

@@ -1,4 +1,4 @@
-"""Discover on which host and device every rank is, and check it before anything is loaded."""
+"""Discover on which host and device every rank is; ``hpcfl.checks.ranks`` checks it."""
 
 import json
 import os
@@ -86,47 +86,25 @@ class Ranks:
 
 
 def discover_ranks(loaded: LoadedJob, out: Path, comm: WatchedComm) -> Ranks:
-    """Collective: where all ranks are, checked; this rank's GPU, if it has one, is taken.
+    """Collective: where all ranks are; this rank's GPU, if it has one, is taken.
 
     Args:
         loaded: the checked job.
         out: the run directory.
         comm: the group; none of its collectives has touched a GPU yet.
-
-    Raises:
-        JobError: the same on every rank, see ``check``.
     """
     own = _own_info(loaded, out, comm, gpu_rank(loaded.job, comm))
     infos = [RankInfo.model_validate_json(text) for text in comm.allgather(own)]
-    notes = check(infos, comm.backend)
     device = torch.device(infos[comm.rank].device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if comm.size > 1:
-        notes.insert(
-            0, f"{describe(infos)}, by {comm.backend}{_why(loaded.job, device)}, {comm.library}"
-        )
-    return Ranks(infos, device, notes)
-
-
-def check(infos: Sequence[RankInfo], backend: str) -> list[str]:
-    """Refuse ranks that cannot run together, or only slowly; return lines about lesser oddities.
-
-    Args:
-        infos: of all ranks.
-        backend: solo, mpi, gloo or nccl.
-
-    Raises:
-        JobError: the same on every rank.
-    """
-    for fault in _faults(infos, backend):
-        raise JobError(fault, collective=True)
-    return list(_oddities(infos))
+    said = f"{describe(infos)}, by {comm.backend}{_why(loaded.job, device)}, {comm.library}"
+    return Ranks(infos, device, [said] if comm.size > 1 else [])
 
 
 def describe(infos: Sequence[RankInfo]) -> str:
     """One line: the number of ranks, their hosts, devices and threads."""
-    hosts = [f"{host}: {_span(members)}" for host, members in _by_host(infos)]
+    hosts = [f"{host}: {_span(members)}" for host, members in by_host(infos)]
     shown = "; ".join(hosts[:_SHOWN]) + ("; ..." if len(hosts) > _SHOWN else "")
     threads = sorted({info.threads for info in infos})
     devices = sorted({info.device.partition(":")[0] for info in infos})
@@ -169,93 +147,14 @@ def _why(job: Job, device: torch.device) -> str:
     return f" (auto: {choose(detect(os.environ), device.type)[1]})" * (job.comm.backend == "auto")
 
 
-def _faults(infos: Sequence[RankInfo], backend: str) -> Iterator[str]:
-    yield from _differences(infos)
-    if backend == "nccl":
-        yield from _shared_gpus(infos)
-    yield from _too_many_threads(infos)
+def by_host(infos: Sequence[RankInfo]) -> list[tuple[str, list[RankInfo]]]:
+    """The ranks of each host, by its name; hosts of one name are told apart by their boot ids."""
 
-
-def _differences(infos: Sequence[RankInfo]) -> Iterator[str]:
-    first = infos[0]
-    for info in infos:
-        if info.fault:
-            yield f"{info}: {info.fault}"
-        if info.job != first.job:
-            yield (
-                f"{info} was given another job or run directory than {first}; give all ranks the "
-                "same command"
-            )
-        for name, version in first.versions.items():
-            if info.versions[name] != version:
-                yield (
-                    f"{info} has {name} {info.versions[name]}, {first} has {version}; "
-                    "activate the same environment on all hosts"
-                )
-        for name, digest in first.code.items():
-            if info.code.get(name, digest) != digest:
-                yield (
-                    f"{info} has another content of module {name} than {first}; bring the same "
-                    "file to all hosts"
-                )
-
-
-def _shared_gpus(infos: Sequence[RankInfo]) -> Iterator[str]:
-    users: dict[str, RankInfo] = {}
-    for info in infos:
-        other = users.setdefault(info.gpu, info)
-        if other is not info:
-            yield (
-                f"comm.backend: {other} and {info} are both on GPU {info.gpu}, and nccl needs one "
-                "for every rank; start fewer ranks there, ask for as many GPUs as ranks "
-                "(--ntasks-per-node=4 --gpus-per-node=4), or say comm.backend=gloo"
-            )
-
-
-def _too_many_threads(infos: Sequence[RankInfo]) -> Iterator[str]:
-    for info in infos:
-        if info.threads > len(info.cores):
-            yield (
-                f"threads: {info} may use {_count(len(info.cores), 'core')}, but is to run "
-                f"{info.threads} threads; lower threads, or let the launcher give it more "
-                f"(srun --cpus-per-task={info.threads}, mpirun --bind-to none)"
-            )
-    for host, members in _by_host(infos):
-        threads, cores = _load(members)
-        if threads > cores and threads > len(members):
-            yield (
-                f"threads: {len(members)} ranks with {threads} threads in all share "
-                f"{_count(cores, 'core')} of host {host}; lower threads, or start fewer ranks there"
-            )
-
-
-def _oddities(infos: Sequence[RankInfo]) -> Iterator[str]:
-    for host, members in _by_host(infos):
-        threads, cores = _load(members)
-        if threads > cores:
-            yield f"{len(members)} ranks share {_count(cores, 'core')} of host {host}"
-    first = infos[0]
-    for info in infos:
-        if info.processor != first.processor:
-            yield (
-                f"{info} computes on {info.processor}, {first} on {first.processor}: the bits may "
-                "depend on the number of ranks"
-            )
-            break
-
-
-def _by_host(infos: Sequence[RankInfo]) -> list[tuple[str, list[RankInfo]]]:
     def host_of(info: RankInfo) -> tuple[str, str]:
         return info.host, info.boot
 
     ordered = sorted(infos, key=lambda info: (*host_of(info), info.rank))
     return [(host, list(members)) for (host, _), members in groupby(ordered, host_of)]
-
-
-def _load(members: Sequence[RankInfo]) -> tuple[int, int]:
-    """The threads of a host's ranks, and the cores that they may use."""
-    cores = {core for info in members for core in info.cores}
-    return sum(info.threads for info in members), len(cores)
 
 
 def _span(members: Sequence[RankInfo]) -> str:
@@ -265,10 +164,6 @@ def _span(members: Sequence[RankInfo]) -> str:
         return str(ranks[0])
     whole = ranks[-1] - ranks[0] == len(ranks) - 1
     return f"{ranks[0]}-{ranks[-1]}" if whole else f"{len(ranks)} of them"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)
 
 
 def _numa(cores: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ import yaml
 from rich.box import ASCII2
 from rich.table import Table
 
-from hpcfl.errors import JobError
+from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
@@ -18,13 +18,13 @@ from hpcfl.job.resume_rules import PLACES, is_mutable
 from hpcfl.job.settings import changed, flatten, some_of
 from hpcfl.job.yaml_file import as_override, as_shell_word, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
-from hpcfl.run_dir.history import edited_text
+from hpcfl.run_dir.history import recorded_code
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import committed
 from hpcfl.run_dir.record import read_record
-from hpcfl.setup.code_digests import code_digests, edited_since
+from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]
@@ -101,8 +101,10 @@ def edited_notes(runs: Sequence[PendingRun]) -> list[str]:
         if run.edited:
             names.setdefault(run.edited, []).append(run.point.name)
     return [
-        f"{edited_text(modules)} after the last round of {some_of(of)}: the results are those of "
-        "the old code; to run the new one, delete the run's directory, or choose another with --out"
+        f"{'modules' if len(modules) > 1 else 'module'} {', '.join(modules)} "
+        f"{'were' if len(modules) > 1 else 'was'} edited after the last round of {some_of(of)}: "
+        "the results are those of the old code; to run the new one, delete the run's directory, or "
+        "choose another with --out"
         for modules, of in names.items()
     ]
 
@@ -128,14 +130,26 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
         if not done:
             folder.refuse_log_without_checkpoint()
     action: Action = "resume" if kept else "start"
-    edited: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     if done == rounds:
         action = "skip"
-        edited = tuple(edited_since(folder, done, code_digests(point.loaded.job)))
+        modules = _edited_since(folder, done, point)
     _require_same_job(PendingRun(point, folder, action, done), before, now)
     new = [key for key, _, _ in changed(before, now) if key in now] if kept else []
     asked = tuple(as_override(key, now[key]) for key in new)
-    return PendingRun(point, folder, action, done, asked, edited)
+    return PendingRun(point, folder, action, done, asked, modules)
+
+
+def _edited_since(folder: RunDir, round: int, point: Point) -> tuple[str, ...]:
+    """The modules of the user's that were edited after the run had computed a round.
+
+    Of a history that cannot be read nothing is known; a resume and a report say so.
+    """
+    try:
+        recorded = recorded_code(folder.history_entries(), round)
+    except (StoreError, DiskError):
+        return ()
+    return tuple(edited(recorded[-1], code_digests(point.loaded.job))) if recorded else ()
 
 
 def _settings(point: Point, folder: RunDir) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfl.checks.preflight import check_sizes
 from hpcfl.engine.timing import measured
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
@@ -179,8 +180,9 @@ def test_scores_cost_nothing_unless_asked_for(tmp_path, job, monkeypatch):
     ],
 )
 def test_what_cannot_be_had_is_refused(tmp_path, job, changes, message):
+    components = parts(tmp_path, job(**changes))
     with pytest.raises(JobError, match=message):
-        parts(tmp_path, job(**changes))
+        check_sizes(components)
 
 
 # the five largest outputs

@@ -198,7 +198,7 @@ def test_damage_is_told(run, tmp_path, refused):
 def test_data_of_another_shape(run, arrays, tmp_path, refused):
     arrays(x=np.zeros((40, 5)), x_test=None, y_test=None)
     line = refused("export", run, "--state-dict", tmp_path / "x.safetensors")
-    assert "the model has 24 parameters with the data as they are now, 16 in the check" in line
+    assert "the model has 24 parameters with the data and code as they are now, 16 in" in line
 
 
 @pytest.mark.parametrize(

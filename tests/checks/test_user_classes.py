@@ -12,8 +12,9 @@ from torch import nn
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
-from hpcfl.checks import preflight
-from hpcfl.checks.preflight import try_algorithm, try_classes
+from hpcfl.checks import trial
+from hpcfl.checks.algorithm import check_algorithm_without_data
+from hpcfl.checks.preflight import check_classes
 from hpcfl.errors import is_fault_of_hpcfl
 from hpcfl.job.schema import load
 from hpcfl.local.client_pool import ClientPool
@@ -724,11 +725,11 @@ def test_a_shape_that_a_loss_refuses():
     """torch raises it in C, called by a line of hpcfl's."""
     with pytest.raises(RuntimeError) as caught:
         squared(torch.zeros(2, 3), torch.zeros(5))
-    assert preflight._refused_by_torch(caught.value)
+    assert trial._refused_by_torch(caught.value)
     assert is_fault_of_hpcfl(ValueError(), Linear())
     with pytest.raises(AttributeError) as caught:
         squared(None, None)
-    assert not preflight._refused_by_torch(caught.value)
+    assert not trial._refused_by_torch(caught.value)
 
 
 FAULTS = {
@@ -746,12 +747,15 @@ def test_a_fault_of_hpcfl_keeps_its_traceback(fault, job, monkeypatch, own_proce
     owner, name = FAULTS[fault]
     monkeypatch.setattr(owner, name, None)
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
-        try_classes(parts)
+        check_classes(parts)
 
 
 def test_a_fault_of_hpcfl_in_a_dry_round_keeps_its_traceback(job, monkeypatch, own_process):
     monkeypatch.setattr(FedAvg, "finish", None)
-    for play in (try_algorithm, lambda loaded: build_components(loaded, torch.device("cpu"))):
+    for play in (
+        check_algorithm_without_data,
+        lambda loaded: build_components(loaded, torch.device("cpu")),
+    ):
         with pytest.raises(TypeError, match="'NoneType' object is not callable"):
             play(load(job, ["algorithm={name: fedavg}"]))
 
@@ -783,7 +787,7 @@ def test_memory_that_cannot_be_had_is_of_the_job():
 def test_the_trial_leaves_no_trace(job, own_process):
     parts = parts_of(job)
     before, x0 = generators(), parts.x0.clone()
-    try_classes(parts)
+    check_classes(parts)
     assert generators() == before
     assert torch.equal(parts.x0, x0)
     assert parts.clients.pop_elapsed_s() == 0

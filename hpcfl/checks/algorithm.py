@@ -1,0 +1,134 @@
+"""Check the algorithm of a job: its hooks on real batches, its server's memory."""
+
+from functools import partial
+from itertools import islice
+
+import torch
+
+from hpcfl.algorithms.base import Cohort
+from hpcfl.checks.model import gradient_at
+from hpcfl.checks.trial import Trial, one_line_errors
+from hpcfl.engine.dry_round import nbytes
+from hpcfl.engine.hook_rules import (
+    TAKES_AND_RETURNS,
+    Member,
+    call,
+    first_server,
+    full_gradient_points,
+    known_to_server,
+    require_repeatable,
+    require_repeatable_without_data,
+)
+from hpcfl.io.memory import refuse_large_job
+from hpcfl.job.schema import LoadedJob
+from hpcfl.setup.components import Components
+from hpcfl.types import Vector
+from hpcfl.user_code.generators import restored
+
+
+def check_algorithm_without_data(loaded: LoadedJob) -> None:
+    """Run the hooks of the job's algorithm on made-up values, without data.
+
+    Raises:
+        JobError: a hook of a class of the user's raises, or breaks a rule of
+            ``hpcfl/algorithms/base.py``.
+    """
+    name = f"algorithm.name: {loaded.tree['algorithm']['name']}"
+    algorithm = loaded.job.algorithm
+    with (
+        one_line_errors(name, "its dry round failed", (algorithm,), advice=TAKES_AND_RETURNS),
+        restored(),
+    ):
+        require_repeatable_without_data(algorithm, loaded.job.local.sgd)
+
+
+def check_server_memory(components: Components) -> None:
+    """Refuse a server whose past models do not fit into memory; others are as large as the model.
+
+    Raises:
+        JobError: they do not.
+    """
+    if components.device.type != "cpu":
+        return
+    server, section = components.schema.server, components.loaded.tree["algorithm"]
+    # Where the server keeps models of more rounds than there are, many are the initial one.
+    kept = [leaf for field in server for leaf in (field if isinstance(field, tuple) else [field])][
+        : components.job.rounds + len(server)
+    ]
+    key = "algorithm.tau" if "tau" in section else "algorithm.name"
+    refuse_large_job(key, f"the server of {section['name']} ({len(kept)} vectors)", nbytes(kept))
+
+
+def check_algorithm(trial: Trial) -> None:
+    """Run one local step of each client on its batch, and the server's step, twice.
+
+    Raises:
+        JobError: a hook of a class of the user's raises, draws from a global generator, keeps
+            something between calls, or breaks another rule of ``hpcfl/algorithms/base.py``.
+    """
+    components, x0, clients = trial.components, trial.components.x0, trial.clients
+    algorithm, none = components.algorithm, x0[:0]
+    start = (x0,) if algorithm.warm_start else ()
+    initial = [next(iter(_full_gradients(trial, client, start)), none) for client in clients]
+    with trial.algorithm_errors():
+        server = first_server(algorithm, x0, torch.stack(initial).mean(0))
+        points = full_gradient_points(algorithm, server)
+    full_grads = [_full_gradients(trial, client, points) for client in clients]
+    means = [torch.stack(grads).mean(0) for grads in zip(*full_grads, strict=True)]
+    common = means[0] if algorithm.full_gradient == "cohort" else none
+    full = [next(iter(grads), none) for grads in full_grads]
+    members = [
+        partial(_member, trial, client, [], grad, common, first)
+        for client, grad, first in zip(clients, full, initial, strict=True)
+    ]
+    size, lr = len(members), components.job.local_lr(0)
+    cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
+    with trial.algorithm_errors():
+        require_repeatable(algorithm, components.job.local.sgd, x0, members, cohort)
+
+
+def _member(
+    trial: Trial,
+    client: int,
+    known: list[tuple[Vector, Vector]],
+    full: Vector,
+    common: Vector,
+    initial: Vector,
+) -> Member:
+    """The client with its first state and the gradient of its batch.
+
+    Args:
+        trial: of the job.
+        client: its number.
+        known: points and their gradients, in the order of the calls; each is computed once,
+            however often the client's round is repeated.
+        full: its full gradient, or [0].
+        common: the mean of the cohort's, or [0].
+        initial: its full gradient at the initial model, or [0].
+    """
+    components = trial.components
+    task = components.clients.task(client, 0, steps=1)
+    about = task.client._replace(full_grad=full, cohort_grad=common)
+    state = call(components.algorithm, "init_client", components.x0, components.random_init(client))
+    batch, calls = trial.batches[client], 0
+
+    def grad(point: Vector) -> Vector:
+        nonlocal calls
+        calls += 1
+        if calls <= len(known) and torch.equal(known[calls - 1][0], point):
+            return known[calls - 1][1].clone()
+        found = gradient_at(trial, point, batch, task.dropout_seed)
+        if calls > len(known):
+            known.append((point.clone(), found.clone()))
+        return found
+
+    return Member(state, about, grad, initial)
+
+
+def _full_gradients(trial: Trial, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:
+    """The client's full gradients at these points; of one batch, to be quick."""
+    if not points:
+        return ()
+    with trial.model_errors(trial.batches[client]):
+        survey = trial.components.clients.task(client, 0, steps=1).full_batches
+        return trial.gradient.full(points, islice(survey, 1))

@@ -1,0 +1,123 @@
+"""Check the data of a job: numbers in range, batches that can be made again, rows of their own."""
+
+from functools import partial
+from inspect import isfunction
+from typing import Any
+
+import torch
+
+from hpcfl.checks.trial import Trial, defined_transform
+from hpcfl.data.base import DRAWS, Transform, augments
+from hpcfl.errors import JobError
+from hpcfl.seeds import stream
+from hpcfl.setup.components import Components
+from hpcfl.types import Batch
+from hpcfl.user_code.generators import generators
+
+ROWS = 8  # that a transform makes inputs of, together and one by one
+_ROUNDING = 1e-4  # of the largest input
+_HPCFL = __name__.partition(".")[0]
+
+
+def check_range(components: Components) -> None:
+    """Refuse examples that are not finite any more in the model's dtype.
+
+    Raises:
+        JobError: a number in the data is too large.
+    """
+    dataset, dtype = components.dataset, components.x0.dtype
+    for examples in filter(None, (dataset.train, dataset.test)):
+        for tensor in filter(torch.is_tensor, examples):
+            if tensor.dtype != torch.float64 or not tensor.numel() or dtype == torch.float64:
+                continue
+            largest = max(abs(end.item()) for end in torch.aminmax(tensor))
+            if largest > torch.finfo(dtype).max:
+                raise JobError(
+                    f"data: holds numbers up to {largest:.3g}, which are infinite in "
+                    f"{str(dtype).removeprefix('torch.')}; scale them, or set precision: float64"
+                )
+
+
+def check_batches(trial: Trial) -> None:
+    """Make the first batch of each client twice.
+
+    Raises:
+        JobError: one cannot be made, draws from a global generator, or is another one when it is
+            made again; or its numbers are not finite.
+    """
+    for client in trial.clients:
+        trial.batches[client] = _batch(trial, client)
+        _check_repeated(trial, client)
+
+
+def check_rows(trial: Trial) -> None:
+    """Refuse a user's transform that makes other inputs of a row alone than among others.
+
+    Differences as by rounding pass: a sum over rows may be taken in another order.
+    """
+    dataset = trial.components.dataset
+    transforms = [dataset.transform, *([dataset.personal(0)] if dataset.personal else [])]
+    for transform in transforms:
+        if _module_of(transform).partition(".")[0] != _HPCFL and not _by_row(trial, transform):
+            raise JobError(
+                f"{trial.name('data', 'kind')}: its transform{defined_transform(transform)} makes "
+                "other inputs of a row alone than of the same row among others, so that a client's "
+                "result depends on who is trained beside it; let it make each input of that row, "
+                "its draw and constants"
+            )
+
+
+def _batch(trial: Trial, client: int) -> Batch:
+    """The first batch of a client in round 1."""
+    with trial.data_errors():
+        before = generators()
+        batch = next(trial.components.clients.task(client, 0, steps=1).batches)
+        trial.check_undrawn(before, "data", "kind", "its transform", "use the draws")
+    return batch
+
+
+def _check_repeated(trial: Trial, client: int) -> None:
+    """Refuse a transform that gives other inputs when a batch is made again."""
+    pairs = zip(trial.batches[client], _batch(trial, client), strict=True)
+    found = [(old, new) for old, new in pairs if not torch.equal(old, new)]
+    if found and all(torch.equal(old.nan_to_num(), new.nan_to_num()) for old, new in found):
+        raise JobError(
+            f"{trial.name('data', 'kind')}: client {client} has examples that are not finite "
+            "(nan), expected finite numbers"
+        )
+    if found:
+        raise JobError(
+            f"{trial.name('data', 'kind')}: its transform{trial.in_transform} gave other inputs "
+            "when a batch was made again; expected what follows from the stored rows and the "
+            "draws alone"
+        )
+
+
+def _by_row(trial: Trial, make: Transform) -> bool:
+    """Whether a transform makes the same inputs of a few rows together and one by one."""
+    dataset, dtype = trial.components.dataset, trial.components.x0.dtype
+    with trial.data_errors():
+        count = min(ROWS, len(dataset.train.labels))
+        rows = dataset.sample(count).to(trial.components.device)
+        drawn = stream(0, "transform").integers(DRAWS, size=count)
+        draws = torch.from_numpy(drawn).to(rows.device) if augments(make) else None
+        together = make(rows.clone(), dtype, draws)
+        alone = [
+            make(rows[k : k + 1].clone(), dtype, None if draws is None else draws[k : k + 1])
+            for k in range(count)
+        ]
+    if any(one.shape[1:] != together.shape[1:] for one in alone):
+        return False
+    made, other = together.double(), torch.cat(alone).double()
+    largest = float(made.nan_to_num().abs().max())
+    return made.shape == other.shape and torch.allclose(
+        made, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True
+    )
+
+
+def _module_of(transform: Any) -> str:
+    """The module of a transform: a function, a ``partial`` of one, or an object."""
+    while isinstance(transform, partial):
+        transform = transform.func
+    module: str = (transform if isfunction(transform) else type(transform)).__module__
+    return module

@@ -1,0 +1,179 @@
+"""Simulate the cohorts of all rounds without training, and bound the disk space that they need."""
+
+from itertools import chain
+from pathlib import Path
+from shutil import disk_usage
+from typing import NamedTuple
+
+import numpy as np
+from rich.filesize import decimal
+
+from hpcfl.cohort.assignment import assign_owners, assign_trainers
+from hpcfl.engine.dry_round import nbytes
+from hpcfl.errors import JobError
+from hpcfl.setup.components import Components
+from hpcfl.store.row_allocator import most_bytes
+from hpcfl.store.schema import StateSchema
+from hpcfl.types import IntArray
+
+FILE = 4096  # bytes of a file of a checkpoint, at most, besides its numbers
+TABLE_ENTRY = 32  # bytes of a row in a row table: four int64
+
+
+class ScheduleUsage(NamedTuple):
+    """Counts of clients and states after all rounds, on a number of ranks.
+
+    They follow from the seed alone, as cohorts do not depend on training.
+    """
+
+    owner: IntArray
+    """[N], the rank of every client."""
+    visits: int
+    """The sum of the sizes of all cohorts."""
+    seen: IntArray
+    """[ranks], clients that take part at least once."""
+    most_owned: IntArray
+    """[ranks], the most clients of one cohort, or group, that the rank owns."""
+    most_between: IntArray
+    """[ranks], the most of its clients that take part between two checkpoints that are due."""
+
+
+class DiskBudget(NamedTuple):
+    """The bytes that a run directory takes at most, without logs and events."""
+
+    stores: int
+    """The segments of all ranks."""
+    checkpoint: int
+    """One checkpoint, without the states."""
+    checkpoints: int
+    """The number of checkpoints at a time."""
+    model: int
+    """The initial model."""
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return self.stores + self.checkpoints * self.checkpoint + self.model
+
+
+def check_clients(components: Components, usage: ScheduleUsage) -> None:
+    """Refuse cohorts that are all empty, unless a warm start trains.
+
+    Raises:
+        JobError: they are.
+    """
+    if components.job.rounds and not usage.visits and not components.warm_start_groups:
+        raise JobError("cohort: none of the rounds has a client; raise cohort.p, or rounds")
+
+
+def check_disk_space(needed: DiskBudget, folder: Path) -> None:
+    """Refuse a run directory on a disk that is too small.
+
+    Raises:
+        JobError: the disk has less space free than the run needs.
+    """
+    free = disk_usage(folder).free
+    if needed.total > free:
+        raise JobError(
+            f"{folder}: the disk is too small: the run needs {decimal(needed.total)} "
+            f"({decimal(needed.stores)} of client states, {needed.checkpoints} checkpoints of "
+            f"{decimal(needed.checkpoint)} besides), found {decimal(free)} free; make room, choose "
+            "another disk with --out, or lower checkpoint.keep"
+        )
+
+
+def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
+    """Draw every cohort.
+
+    Raises:
+        JobError: there are more ranks than clients.
+    """
+    job, population = components.job, len(components.rows)
+    owner = assign_owners(components.clients.examples, ranks)
+    visits, most, between = 0, np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    seen, recent = np.zeros(population, np.bool_), np.zeros(population, np.bool_)
+    for members in components.warm_start_groups:
+        seen[members] = recent[members] = True
+        most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
+    for t in range(job.rounds):
+        members = job.cohort.draw(t, population, job.seed)
+        visits += len(members)
+        seen[members] = recent[members] = True
+        most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
+        if job.checkpoint.due(t + 1, job.rounds):
+            between = np.maximum(between, np.bincount(owner[recent], minlength=ranks))
+            recent[:] = False
+    return ScheduleUsage(owner, visits, np.bincount(owner[seen], minlength=ranks), most, between)
+
+
+def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
+    """[ranks], the most clients of one cohort, or group of the warm start, that the rank trains."""
+    job, ranks, work = components.job, len(usage.most_owned), components.examples_per_round
+    if job.balance == "owner":
+        return usage.most_owned
+    most = np.zeros(ranks, np.int64)
+    examples = np.array(components.clients.examples, dtype=np.int64)
+    cohorts = (job.cohort.draw(t, len(components.rows), job.seed) for t in range(job.rounds))
+    groups = ((members, examples) for members in components.warm_start_groups)
+    for members, sizes in chain(groups, ((members, work) for members in cohorts)):
+        trainer = assign_trainers(usage.owner[members], sizes[members], ranks)
+        most = np.maximum(most, np.bincount(trainer, minlength=ranks))
+    return most
+
+
+def disk_budget(components: Components, usage: ScheduleUsage) -> DiskBudget:
+    """Bound the disk space of a run by its simulated schedule."""
+    job, vector = components.job, nbytes(components.schema.message.x)
+    parts = [part for part in _parts(components) if part.fields]
+    tables = len(usage.most_owned) * max(1, len(parts))  # also where no state is kept
+    entries = int(usage.seen.sum()) * len(parts)
+    models = bool(job.diagnostics.cosine) + job.evaluate.best
+    return DiskBudget(
+        stores=int(store_bytes(components, usage).sum()),
+        checkpoint=nbytes(components.schema.server)
+        + models * vector
+        + TABLE_ENTRY * entries
+        + FILE * (tables + models + 2),  # server.safetensors, manifest.json
+        # An old one is deleted after the commit.
+        checkpoints=min(job.checkpoint.keep, -(-job.rounds // job.checkpoint.every)) + 1,
+        model=nbytes(components.x0),
+    )
+
+
+def store_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
+    """[ranks], bytes of the stores on the disk, at most.
+
+    A client holds one row.  What is replaced after a checkpoint that is kept stays on the disk: in
+    the intervals between these, that of the pending one, and the one of the rounds that go on.
+    """
+    job, seen = components.job, usage.seen
+    clients = np.bincount(usage.owner, minlength=len(seen))
+    total = np.zeros_like(seen)
+    for part, held, replaced in zip(
+        _parts(components),
+        (seen, _shared_rows(components, seen)),
+        (usage.most_between, np.full_like(seen, job.checkpoint.every)),
+        strict=True,
+    ):
+        rows = held + (job.checkpoint.keep + 1) * np.minimum(held, replaced)
+        sizes = zip(rows.tolist(), clients.tolist(), strict=True)
+        if part.fields:
+            total += [most_bytes(count, own, part.bytes) for count, own in sizes]
+    return total
+
+
+def state_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
+    """[ranks], bytes of the states that the clients have at the end, at most."""
+    own, shared = _parts(components)
+    rows = _shared_rows(components, usage.seen)
+    return usage.seen * own.bytes + rows * shared.bytes
+
+
+def _parts(components: Components) -> tuple[StateSchema, StateSchema]:
+    """The clients' own part of their states, and the one that those of a round share."""
+    return components.stored_state.own, components.stored_state.shared
+
+
+def _shared_rows(components: Components, seen: IntArray) -> IntArray:
+    """[ranks], the shared parts that differ: one a round in which the rank has a client."""
+    return np.minimum(seen, components.job.rounds + len(components.warm_start_groups))

@@ -1,0 +1,171 @@
+"""Check the model of a job on real batches: outputs, gradient, and that it keeps nothing."""
+
+import torch
+from torch import Tensor
+
+from hpcfl.checks.trial import Trial
+from hpcfl.errors import JobError
+from hpcfl.models.flat_vector import trained
+from hpcfl.models.normalization import UNFIT
+from hpcfl.setup.components import Components
+from hpcfl.types import Batch, Vector
+from hpcfl.user_code.generators import generators, restored
+
+_OF_ONE = 1e-3  # by which a sum of probabilities may differ from 1
+
+
+def check_normalization(components: Components) -> None:
+    """Refuse layers whose statistics follow the batches, as those of batch normalization.
+
+    Raises:
+        JobError: the model has one in training mode.
+    """
+    for layer, module in components.model.named_modules():
+        # A layer that a module's own ``train`` keeps in evaluation mode changes no statistics.
+        if getattr(module, "track_running_stats", False) and module.training:
+            raise JobError(
+                f"model.name: {components.loaded.tree['model']['name']}: its layer {layer!r} "
+                f"{UNFIT}; use torch.nn.GroupNorm there, or keep it in evaluation mode by a method "
+                "train of the model, if its statistics are to stay as they are"
+            )
+
+
+def check_model(trial: Trial) -> tuple[Vector, Tensor]:
+    """Run a forward and backward pass twice, and a forward pass as in an evaluation.
+
+    Returns:
+        The gradient of the first client's batch, and the model's outputs in the evaluation.
+
+    Raises:
+        JobError: a pass fails, draws from a global generator, or gives another gradient when the
+            batch is run again; or the outputs or parameters do not fit the loss.
+    """
+    x0, batch, seed = trial.components.x0, trial.batches[0], 0
+    _check_outputs(trial, batch)
+    _check_used(trial, batch)
+    grads = [gradient_at(trial, x0, batch, seed) for _ in range(2)]
+    if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
+        raise JobError(
+            f"{trial.name('model', 'name')}: its gradient{trial.in_model} differs when the same "
+            "batch is run again; the model keeps something between calls: make it a local "
+            "variable"
+        )
+    with trial.model_errors(batch):
+        before = generators()
+        outputs = trial.gradient.predict(x0, batch.inputs)
+        said = "its forward pass in an evaluation"
+        trial.check_undrawn(before, "model", "name", said, "drop while training alone")
+    return grads[0], outputs
+
+
+def check_model_again(trial: Trial, grad: Vector, outputs: Tensor) -> None:
+    """Refuse a model that gives another gradient or other outputs after other batches.
+
+    Args:
+        trial: of the job.
+        grad: of the first client's batch, when it was run first.
+        outputs: likewise, in the evaluation.
+
+    Raises:
+        JobError: they differ now.
+    """
+    batch, x0 = trial.batches[0], trial.components.x0
+    gradient_at(trial, x0, trial.batches[max(trial.batches)], seed=0)
+    with trial.model_errors(batch):
+        new_outputs = trial.gradient.predict(x0, batch.inputs)
+    new_grad = gradient_at(trial, x0, batch, seed=0)
+    pairs = (("gradient", grad, new_grad), ("evaluation", outputs, new_outputs))
+    for what, first, again in pairs:
+        if not torch.equal(first.nan_to_num(), again.nan_to_num()):
+            raise JobError(
+                f"{trial.name('model', 'name')}: its {what}{trial.in_model} of a batch differs "
+                "after other batches were run; the model keeps something between calls: "
+                "make it a local variable"
+            )
+
+
+def probability_notes(trial: Trial, outputs: Tensor) -> tuple[str, ...]:
+    """A line on outputs that are probabilities already, of which the loss takes the softmax."""
+    if trial.components.dataset.loss != "cross_entropy" or outputs.ndim != 2:
+        return ()
+    rows = outputs.double()
+    within = bool(((rows >= 0) & (rows <= 1)).all())
+    if rows.shape[1] > 1 and within and bool(((rows.sum(1) - 1).abs() < _OF_ONE).all()):
+        return (
+            f"{trial.name('model', 'name')}: its outputs{trial.in_model} are probabilities (in "
+            "[0, 1], of sum 1), but the loss cross_entropy applies softmax to them; does the "
+            "model end in a softmax? Leave it out",
+        )
+    return ()
+
+
+def gradient_at(trial: Trial, point: Vector, batch: Batch, seed: int) -> Vector:
+    """The gradient of a batch.
+
+    Raises:
+        JobError: it cannot be computed, or the forward pass draws from a global generator that is
+            not torch's.
+    """
+    with trial.model_errors(batch):
+        before = generators()
+        with restored():  # torch's generator is seeded for every step
+            _, found = trial.gradient.stochastic(point, batch, seed)
+            drawn = generators()._replace(torch=before.torch, cuda=before.cuda)
+        said, advice = "its forward pass", "use torch.nn.Dropout or torch's own generator"
+        trial.check_undrawn(before, "model", "name", said, advice, drawn)
+    return found
+
+
+def _check_outputs(trial: Trial, batch: Batch) -> None:
+    """Refuse a model whose outputs are no tensor with a row an example, or too few.
+
+    The loss says what else is wrong with the outputs.
+    """
+    dataset = trial.components.dataset
+    with trial.model_errors(batch), restored():
+        outputs: object = trial.gradient.predict(trial.components.x0, batch.inputs)
+    name, count = trial.name("model", "name"), len(batch.inputs)
+    if not isinstance(outputs, Tensor):
+        raise JobError(
+            f"{name}: its forward pass{trial.in_model} returns a {type(outputs).__name__}, "
+            "expected a tensor; return the outputs alone"
+        )
+    shape = tuple(outputs.shape)
+    if shape[:1] != (count,):
+        raise JobError(
+            f"{name}: its outputs{trial.in_model} have the shape {shape} for {count} examples, "
+            f"expected ({count}, ...)"
+        )
+    if dataset.loss == "quadratic" and len(shape) != 1:
+        raise JobError(
+            f"{name}: its outputs{trial.in_model} have the shape {shape}, expected a value of "
+            f"each quadratic of data.kind {trial.kind}, ({len(batch.inputs)},): take point"
+        )
+    classes = dataset.classes if dataset.loss == "cross_entropy" else None
+    if classes is not None and len(shape) == 2 and shape[1] < classes:
+        count = shape[1]
+        raise JobError(
+            f"{name}: has {count} output{'s' * (count != 1)}{trial.in_model}: too few for the "
+            f"{classes} classes of data.kind {trial.kind}; give its last layer an "
+            "output for each class"
+        )
+    if dataset.loss == "squared" and outputs[0].numel() != batch.labels[0].numel():
+        raise JobError(
+            f"{name}: its outputs{trial.in_model} have the shape {shape}, expected that of the "
+            f"labels, {tuple(batch.labels.shape)}: those of data.kind {trial.kind} are floats, "
+            "the targets of a regression; to classify give integers"
+        )
+
+
+def _check_used(trial: Trial, batch: Batch) -> None:
+    """Refuse parameters that the loss does not depend on."""
+    with trial.model_errors(batch), restored():
+        unused = trial.gradient.unused(trial.components.x0, batch)
+    if unused:
+        names = list(trained(trial.components.model))
+        raise JobError(
+            f"{trial.name('model', 'name')}: the loss of a batch does not depend on the "
+            f"parameter {names[unused[0]]} in its forward pass{trial.in_model}, expected one "
+            "that depends on every parameter in every batch; remove it, freeze it by "
+            "requires_grad_(False), or add its sum times zero to the outputs"
+        )

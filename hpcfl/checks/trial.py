@@ -1,0 +1,191 @@
+"""Try the job's classes on a few real batches: what the checks of data, model and algorithm share.
+
+The trial changes neither a random stream nor the model's buffers.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
+from functools import partial
+from inspect import isfunction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcfl import models
+from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
+from hpcfl.errors import (
+    BrokenRuleError,
+    JobError,
+    convert_errors,
+    defined,
+    described,
+    is_fault_of_hpcfl,
+    traceback_hint,
+)
+from hpcfl.models.module import Module
+from hpcfl.setup.components import Components
+from hpcfl.types import Batch
+from hpcfl.user_code.generators import Generators, generators
+
+CLIENTS = 2  # that are tried
+# Folders of the code in which torch raises, if data and model do not fit together.
+_FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
+_UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
+_KEYED = "; such draws depend on the number of ranks and on restarts: "
+
+
+class Trial:
+    """The trial of one job's components.
+
+    Args:
+        components: of the job.
+    """
+
+    def __init__(self, components: Components) -> None:
+        self.components, self.gradient = components, components.gradient()
+        self.clients = range(min(CLIENTS, len(components.rows)))
+        """Those that are tried."""
+        self.batches: dict[int, Batch] = {}
+        """The first batch of each in round 1, once ``hpcfl.checks.data`` has made them."""
+
+    def name(self, section: str, key: str) -> str:
+        """A key of the job and its value, for messages."""
+        return f"{section}.{key}: {self.components.loaded.tree[section][key]}"
+
+    @property
+    def kind(self) -> str:
+        """The job's kind of data."""
+        kind: str = self.components.loaded.tree["data"]["kind"]
+        return kind
+
+    @property
+    def in_transform(self) -> str:
+        """Where the user's transform is, if it is the user's and all clients have it."""
+        data = self.components.dataset
+        return "" if data.personal else defined_transform(data.transform)
+
+    @property
+    def in_model(self) -> str:
+        """Where the user's model is made, if it is the user's."""
+        model = self.components.model
+        return defined(type(model).forward) or defined(type(self.components.job.model).build)
+
+    @contextmanager
+    def algorithm_errors(self) -> Iterator[None]:
+        """Name the algorithm in an error of the block."""
+        name, does = self.name("algorithm", "name"), "its trial before round 1 failed"
+        algorithm = self.components.algorithm
+        where = defined(type(algorithm).update)
+        with one_line_errors(name, does, (algorithm,), where, TAKES_AND_RETURNS):
+            yield
+
+    @contextmanager
+    def data_errors(self) -> Iterator[None]:
+        """Name the data in an error of the block."""
+        name, does = self.name("data", "kind"), "a batch of it cannot be made"
+        with one_line_errors(name, does, (self.components.job.data,), self.in_transform):
+            yield
+
+    @contextmanager
+    def model_errors(self, batch: Batch) -> Iterator[None]:
+        """Name the model, the data and what the batch is in an error of the block."""
+        given = f"inputs {shape_text(batch.inputs)}, labels {shape_text(batch.labels)}"
+        does = f"cannot be trained on a batch of data.kind {self.kind} ({given})"
+        job, name = self.components.job, self.name("model", "name")
+        # A module of the user's is called by hpcfl's own class of models.
+        own = (self.components.model,) if isinstance(job.model, Module) else ()
+        called = (job.model, job.data, *own)
+        with one_line_errors(name, does, called, self.in_model, runs_model=True):
+            yield
+
+    def check_undrawn(
+        self,
+        before: Generators,
+        section: str,
+        key: str,
+        what: str,
+        advice: str,
+        after: Generators | None = None,
+    ) -> None:
+        """Refuse draws from the generators of the process.
+
+        Args:
+            before: their states before the class was called.
+            section: of the job, with the class.
+            key: that names the class.
+            what: of the class drew.
+            advice: what to do.
+            after: their states after the call; None: those of now.
+        """
+        drew = (after or generators()).changed(before)
+        if drew:
+            where = self.in_model if section == "model" else self.in_transform
+            raise JobError(
+                f"{self.name(section, key)}: {what}{where} draws from {' and '.join(drew)}"
+                f"{_KEYED}{advice}"
+            )
+
+
+def defined_transform(transform: Any) -> str:
+    """Where a transform of the user's is defined, for a message; else empty."""
+    while isinstance(transform, partial):
+        transform = transform.func
+    return defined(transform if isfunction(transform) else type(transform).__call__)
+
+
+@contextmanager
+def one_line_errors(
+    name: str,
+    does: str,
+    called: tuple[object, ...],
+    otherwise: str = "",
+    advice: str = "",
+    *,
+    runs_model: bool = False,
+) -> Iterator[None]:
+    """Turn an error of the block into one line; an error of hpcfl itself keeps its traceback.
+
+    Args:
+        name: the key of the job that is called, and its value.
+        does: what failed.
+        called: the objects of the job that the block calls.
+        otherwise: the location, where the error went through no line of the user's.
+        advice: what to do.
+        runs_model: whether the block runs the model, which data of the user may not fit, even if
+            every class is hpcfl's.
+
+    Raises:
+        JobError: the block raised, and a class or line of the user's took part, or memory is
+            lacking, or the data do not fit the model.
+        DiskError: the disk is full or fails.
+    """
+
+    def convert(e: Exception) -> JobError | None:
+        broken = isinstance(e, BrokenRuleError) or (runs_model and _refused_by_torch(e))
+        if is_fault_of_hpcfl(e, *called) and not broken:
+            return None
+        more = "" if isinstance(e, BrokenRuleError) else traceback_hint()
+        said = described(e, otherwise=otherwise)
+        cure = KEEPS_NOTHING if advice and isinstance(e, FrozenInstanceError) else advice
+        return JobError(f"{name}: {does}{said}{cure}{more}")
+
+    with convert_errors(convert):
+        yield
+
+
+def _refused_by_torch(error: Exception) -> bool:
+    """Whether torch itself raised, in a forward pass, a loss or its gradient."""
+    if not isinstance(error, _UNFIT):
+        return False
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    file = Path(innermost.f_code.co_filename)
+    return any(file.is_relative_to(folder) for folder in _FORWARD)
+
+
+def shape_text(tensor: Tensor) -> str:
+    """The dtype and the shape of a tensor: "float32[8, 3]"."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
