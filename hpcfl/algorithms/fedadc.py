@@ -59,8 +59,10 @@ class FedADC(Algorithm):
     def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return start
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
-        return grad(point) if self.nesterov else grad(point) + local.momentum
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
+        return (grad(point) if self.nesterov else grad(point) + local.momentum), local
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
         m = mean.delta / cohort.lr - (self.beta_local - self.beta) * server.m

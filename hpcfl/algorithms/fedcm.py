@@ -69,8 +69,10 @@ class FedCM(Algorithm):
             return Local(message.momentum)
         return Local(message.momentum / (client.lr * client.steps))
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
-        return self.alpha * grad(point) + (1 - self.alpha) * local.momentum
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
+        return self.alpha * grad(point) + (1 - self.alpha) * local.momentum, local
 
     def finish(
         self, y: Vector, local: Local, message: Server, state: Nothing, client: Client

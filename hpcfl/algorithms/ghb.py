@@ -18,7 +18,7 @@ rounds count.
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Nothing, Upload
 from hpcfl.types import Count, Fraction, NonNegative, Vector
 
 MAX_DEFAULT_TAU = 100_000  # the server keeps tau models
@@ -53,8 +53,8 @@ class GHB(Algorithm):
     participation: Fraction | None = None
     """C; the job's configured participation when absent."""
 
-    def resolve_defaults(self, participation: float, population: int) -> "GHB":
-        participation = self.participation or participation
+    def resolve(self, facts: Facts) -> "GHB":
+        participation = self.participation or facts.participation
         if self.tau is None and participation * MAX_DEFAULT_TAU < 1:
             raise ValueError(
                 f"takes tau = round(1 / C), which is more than {MAX_DEFAULT_TAU} for "

@@ -92,8 +92,10 @@ class Scaffold(Algorithm):
     def begin(self, message: Server, state: State, client: Client) -> Local:
         return Local(correction=message.c - state.c)
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
-        return grad(point) + local.correction
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
+        return grad(point) + local.correction, local
 
     def finish(
         self, y: Vector, local: Local, message: Server, state: State, client: Client

@@ -23,6 +23,7 @@ from hpcfl.engine.hook_rules import (
     full_gradient_points,
     known_to_server,
     require_form,
+    with_facts,
 )
 from hpcfl.errors import BrokenRuleError
 from hpcfl.local.error_context import client_errors
@@ -194,6 +195,7 @@ def _dry_round(
         # Separate tensors, so that identity tells which of them a state keeps.
         x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
         number = torch.zeros((), dtype=torch.float64)
+    algorithm = with_facts(algorithm, size, sgd)
     server = first_server(algorithm, x0, mean)
     full_points = full_gradient_points(algorithm, server)
     grads = known_to_server(algorithm, [mean for _ in full_points])
@@ -201,7 +203,7 @@ def _dry_round(
     server = call_prepare(algorithm, server, cohort)
     message = call(algorithm, "broadcast", server)
     state = call(algorithm, "init_client", first, lambda: first)
-    client = Client(number, number, number, number, full_grad=full, cohort_grad=mean)
+    client = Client(number, number, number, number, number, full_grad=full, cohort_grad=mean)
     points: list[Tensor] = []
 
     def grad(y: Vector) -> Vector:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, FullGradientScope, Grad
+from hpcfl.algorithms.layout import stand_in
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import local_step
@@ -31,7 +32,8 @@ KEEPS_NOTHING = (
 )
 """Likewise, where a hook sets an attribute of the algorithm."""
 
-_RETURNED = ("the upload", "the client's next state")  # by finish
+_FROM_DIRECTION = ("the direction", "the local quantities")
+_FROM_FINISH = ("the upload", "the client's next state")
 
 
 class ClientHookResults(NamedTuple):
@@ -51,6 +53,16 @@ class Member(NamedTuple):
     grad: Grad
     initial_grad: Vector
     """The client's full gradient at the initial model; [0] unless there is a warm start."""
+
+
+def with_facts(algorithm: Algorithm, size: int, sgd: Sgd) -> Algorithm:
+    """The algorithm, with facts for a trial on a model of ``size`` parameters if it has none."""
+    if hasattr(algorithm, "facts"):
+        return algorithm
+    decay, momentum, nesterov = sgd.weight_decay, sgd.momentum, sgd.nesterov
+    return algorithm.with_facts(
+        Facts(1.0, 1, "examples", decay, momentum, nesterov, layout=stand_in(size))
+    )
 
 
 def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
@@ -184,16 +196,15 @@ class CheckedAlgorithm:
     def __init__(self, algorithm: Algorithm, x: Vector) -> None:
         self._algorithm, self._x = algorithm, x
 
-    @property
-    def step_scale(self) -> float:
-        """The algorithm's."""
-        return self._algorithm.step_scale
-
     def begin(self, message: Any, state: Any, client: Client) -> Any:
         """Return what the algorithm's hook returns, as all hooks here."""
         local = call(self._algorithm, "begin", message, state, client)
         _form(self._algorithm, "begin", local)
         return local
+
+    def first_point(self, message: Any, state: Any, client: Client) -> Vector:
+        """A vector like the model."""
+        return self._vector("first_point", message, state, client)
 
     def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
         """A vector like the model."""
@@ -203,32 +214,29 @@ class CheckedAlgorithm:
         """A vector like the model."""
         return self._vector("gradient_point", y, start, local, client)
 
-    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
-        """A vector like the model."""
-        return self._vector("direction", point, local, grad, client)
+    def direction(
+        self, point: Vector, local: Any, grad: Grad, client: Client
+    ) -> tuple[Vector, Any]:
+        """A vector like the model, and local quantities of the form that ``begin`` returned."""
+        hook = "direction"
+        d, after = self._pair(hook, _FROM_DIRECTION, point, local, grad, client)
+        _require_like(self._algorithm, hook, d, self._x)
+        require_form(self._algorithm, hook, "local quantities", after, "begin", local)
+        return d, after
 
-    def update_local(self, local: Any, d: Vector, client: Client) -> Any:
-        """Of the form that ``begin`` returned."""
-        after = call(self._algorithm, "update_local", local, d, client)
-        what = "local quantities"
-        require_form(self._algorithm, "update_local", what, after, "begin", local)
-        return after
+    def step_scale(self, y: Vector, local: Any, client: Client) -> float | Tensor:
+        """A number, or a vector like the model."""
+        scale: Any = call(self._algorithm, "step_scale", y, local, client)
+        if not isinstance(scale, float | int) and getattr(scale, "shape", None) != ():
+            _require_like(self._algorithm, "step_scale", scale, self._x)
+        return scale  # type: ignore[no-any-return]
 
     def finish(
         self, y: Vector, local: Any, message: Any, state: Any, client: Client
     ) -> tuple[Any, Any]:
         """An upload that has a mean, and a state of the form that ``init_client`` returned."""
         algorithm = self._algorithm
-        returned = call(algorithm, "finish", y, local, message, state, client)
-        if type(returned) is not tuple or len(returned) != len(_RETURNED):
-            kind = type(returned).__name__
-            found = f"a tuple of {len(returned)}" if kind == "tuple" else kind
-            raise broken(
-                algorithm,
-                "finish",
-                f"returns {found}; expected a plain tuple of {' and '.join(_RETURNED)}",
-            )
-        upload, kept = returned
+        upload, kept = self._pair("finish", _FROM_FINISH, y, local, message, state, client)
         _require_tensors(algorithm, "finish", "an upload", upload)
         for name, leaf in zip(upload._fields, upload, strict=True):
             if leaf.dtype == torch.bool or leaf.is_complex():
@@ -248,6 +256,19 @@ class CheckedAlgorithm:
                 )
         require_form(algorithm, "finish", "a state", kept, "init_client", state)
         return upload, kept
+
+    def _pair(self, hook: str, expected: Sequence[str], *args: Any) -> tuple[Any, Any]:
+        """The two things that a hook returns."""
+        returned = call(self._algorithm, hook, *args)
+        if type(returned) is not tuple or len(returned) != len(expected):
+            kind = type(returned).__name__
+            found = f"a tuple of {len(returned)}" if kind == "tuple" else kind
+            raise broken(
+                self._algorithm,
+                hook,
+                f"returns {found}; expected a plain tuple of {' and '.join(expected)}",
+            )
+        return returned
 
     def _vector(self, hook: str, *args: Any) -> Vector:
         made: Vector = call(self._algorithm, hook, *args)
@@ -271,10 +292,11 @@ def call_client_hooks(
         CheckedAlgorithm(algorithm, message.x),
         with_first_state(algorithm, member),
     )
-    local, y = checked.begin(message, state, client), message.x.clone()
-    start, along, local, _ = local_step(checked, sgd, y, local, sgd.velocity(y), grad, client)
-    y = start - checked.step_scale * client.lr * along
-    upload, kept = checked.finish(y, local, message, state, client)
+    local = checked.begin(message, state, client)
+    y = checked.first_point(message, state, client).clone()
+    step = local_step(checked, sgd, y, local, sgd.velocity(y), grad, client)
+    y = step.start - step.scale * client.lr * step.along
+    upload, kept = checked.finish(y, step.local, message, state, client)
     return ClientHookResults(upload, kept, y)
 
 
@@ -347,11 +369,11 @@ def require_repeatable_without_data(algorithm: Algorithm, sgd: Sgd) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     x0, *noise = (torch.randn(SMALL, generator=generator) for _ in range(3))
-    number = torch.ones((), dtype=torch.float64)
+    algorithm, number = with_facts(algorithm, SMALL, sgd), torch.ones((), dtype=torch.float64)
 
     def made(noise: Vector) -> Member:
         state = call(algorithm, "init_client", x0, x0.clone)
-        client = Client(0 * number, number, 0.1 * number, number, noise, noise)
+        client = Client(0 * number, 0 * number, number, 0.1 * number, number, noise, noise)
         return Member(state, client, lambda y: y + noise, noise)
 
     members = [lambda own=own: made(own) for own in noise]

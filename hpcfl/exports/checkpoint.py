@@ -20,7 +20,7 @@ from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import readable
 from hpcfl.job.schema import Job, LoadedJob
-from hpcfl.models.flat_vector import ParameterLayout, buffers
+from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.run_dir.history import edited_text
 from hpcfl.run_dir.layout import RunDir
@@ -188,7 +188,8 @@ def _arrays(
     schema = dry_round(job.algorithm, x0.numel(), x0.dtype)
     server = read_server(checkpoint, schema.server, torch.device("cpu"))
     states = _states(checkpoint, folder, stored(job, schema)) if clients else {}
-    return {"x": _array(server.x), "round": np.array(checkpoint.round), **states}
+    x = _array(job.algorithm.evaluated(server))
+    return {"x": x, "round": np.array(checkpoint.round), **states}
 
 
 def _states(checkpoint: Checkpoint, folder: RunDir, kept: StateSchema) -> dict[str, NDArray[Any]]:
@@ -218,7 +219,7 @@ def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]
     x, round = torch.from_numpy(arrays["x"]), int(arrays["round"])
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
     model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
-    size = ParameterLayout.of(model).total
+    size = layout_of(model).total
     edited = edited_since(folder, round, model_digests(loaded.job, model))
     if size != x.numel():
         if edited:

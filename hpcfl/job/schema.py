@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Facts
+from hpcfl.algorithms.layout import Layout
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
@@ -416,15 +417,18 @@ def with_resolved_algorithm(loaded: LoadedJob, algorithm: Algorithm) -> LoadedJo
     return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
 
 
-def resolve_for_population(loaded: LoadedJob, population: int | None) -> LoadedJob:
-    """Resolve the defaults that depend on the number of clients, and check the job against it.
+def resolve_algorithm(
+    loaded: LoadedJob, population: int | None, layout: Layout | None = None
+) -> LoadedJob:
+    """Give the algorithm its facts, resolve its defaults, and check the job against them.
 
     Args:
         loaded: the job.
         population: the number of clients; None if only the data knows it: nothing is resolved.
+        layout: of the model; None where it is not built.
 
     Raises:
-        JobError: the cohorts, the blocks or the algorithm do not fit the number of clients.
+        JobError: the cohorts, the blocks or the algorithm do not fit the clients or the model.
     """
     job = loaded.job
     # Without the number of clients, no cohort is too large.
@@ -433,14 +437,28 @@ def resolve_for_population(loaded: LoadedJob, population: int | None) -> LoadedJ
         return loaded
     require_full_blocks(job, population)
     name = loaded.tree["algorithm"]["name"]
-    hook = type(job.algorithm).resolve_defaults
+    hook = type(job.algorithm).resolve
     with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", hook):
+        facts = facts_of(job, population, layout)
         try:
-            participation = job.cohort.participation(population)
-            algorithm = job.algorithm.resolve_defaults(participation, population)
+            algorithm = job.algorithm.resolve(facts).with_facts(facts)
         except ValueError as e:
             raise JobError(f"algorithm.name: {name} {e}") from e
     return with_resolved_algorithm(loaded, algorithm)
+
+
+def facts_of(job: Job, population: int, layout: Layout | None) -> Facts:
+    """What an algorithm may know of a job."""
+    local = job.local
+    return Facts(
+        participation=job.cohort.participation(population),
+        population=population,
+        weights=job.weights,
+        weight_decay=local.weight_decay,
+        momentum=local.momentum,
+        nesterov=local.nesterov,
+        layout=layout,
+    )
 
 
 def add_task_defaults(file: JobFile) -> None:

@@ -100,10 +100,13 @@ class Block:
         clients = self._stack([task.client for task in tasks])
         clients = tree_map(lambda leaf: leaf.to(device), clients)
         before = self._stack(states)
-        begin = vmap(lambda state, client: self._algorithm.begin(message, state, client))
+
+        def begin(state: Any, client: Client) -> tuple[Any, Vector]:
+            local = self._algorithm.begin(message, state, client)
+            return local, self._algorithm.first_point(message, state, client)
+
         with self._reductions():
-            local = begin(before, clients)
-        y = message.x.expand(self._size, -1)
+            local, y = vmap(begin)(before, clients)
         carry: Carry = y, local, self._sequential.sgd.velocity(y)
         # In float64, as in the sequential executor: a sum of many steps' losses.
         total = torch.zeros(self._size, dtype=torch.float64, device=device)
@@ -161,10 +164,10 @@ class Block:
                 losses.append(loss)
                 return gradient  # type: ignore[no-any-return]
 
-            start, along, new_local, new_velocity = local_step(
-                algorithm, sgd, y, local, velocity, grad, client
+            start, along, scale, new_local, new_velocity = local_step(
+                algorithm, sgd, y, local, velocity, grad, client._replace(step=step.number)
             )
-            new_y = start - algorithm.step_scale * client.lr * along
+            new_y = start - scale * client.lr * along
             loss = losses[0] if losses else torch.zeros_like(client.lr)
             # A client that has finished must not move: the gradient of its filled batch is not its
             # own.  A leaf that a hook returned unchanged needs no selection.

@@ -11,7 +11,7 @@ from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient, local_step
 from hpcfl.types import Vector
 
-_STEP_HOOKS = ("start_point", "gradient_point", "direction", "update_local")
+_STEP_HOOKS = ("first_point", "start_point", "gradient_point", "direction", "step_scale")
 
 
 class Sequential:
@@ -66,9 +66,10 @@ class Sequential:
         algorithm, gradient, sgd, client = self.algorithm, self.gradient, self.sgd, task.client
         with client_errors(task, "begin"):
             local = algorithm.begin(message, state, client)
-        y, velocity = message.x.clone(), sgd.velocity(message.x)
+            y = algorithm.first_point(message, state, client).clone()
+        velocity = sgd.velocity(y)
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
-        lr, steps = algorithm.step_scale * float(client.lr), int(client.steps)
+        lr, steps = float(client.lr), int(client.steps)
         with client_errors(task, "step") as at:
             for k in range(steps):
                 at.step = k
@@ -77,12 +78,17 @@ class Sequential:
                     loss += gradient.descend(y, batch, seed, lr, sgd.weight_decay)
                     continue
                 grad = BatchGradient(gradient, batch, seed)
-                start, along, local, velocity = local_step(
-                    algorithm, sgd, y, local, velocity, grad, client
+                now = client._replace(step=torch.tensor(k, dtype=torch.float64))
+                start, along, scale, local, velocity = local_step(
+                    algorithm, sgd, y, local, velocity, grad, now
                 )
                 if grad.loss is not None:
                     loss += grad.loss
-                torch.add(start, along, alpha=-lr, out=y)
+                # A new tensor: a hook may have kept the point, which is y, in ``local``.
+                if isinstance(scale, torch.Tensor):
+                    y = start - scale * client.lr * along
+                else:
+                    y = torch.add(start, along, alpha=-scale * lr)
         with client_errors(task, "finish"):
             upload, after = algorithm.finish(y, local, message, state, client)
         return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))

@@ -21,7 +21,7 @@ from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import aligned
 from hpcfl.local.sgd import Sgd
 from hpcfl.models.dropout import dropouts
-from hpcfl.models.flat_vector import ParameterLayout, trained
+from hpcfl.models.flat_vector import layout_of, trained
 from hpcfl.types import (
     Batch,
     Count,
@@ -109,21 +109,31 @@ class StepHooks(Protocol):
         """Where the gradient is taken."""
         ...
 
-    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
-        """Along which the client goes downhill."""
+    def direction(
+        self, point: Vector, local: Any, grad: Grad, client: Client
+    ) -> tuple[Vector, Any]:
+        """Along which the client goes downhill, and its new local quantities."""
         ...
 
-    def update_local(self, local: Any, d: Vector, client: Client) -> Any:
-        """The local quantities after the step."""
+    def step_scale(self, y: Vector, local: Any, client: Client) -> float | Tensor:
+        """The factor on the learning rate."""
         ...
+
+
+class LocalStep(NamedTuple):
+    """One local step but its last line, y = start - scale lr along, which callers compute."""
+
+    start: Vector
+    along: Vector
+    scale: float | Tensor  # a number, or a vector [P]
+    local: Any  # what the client keeps between the steps of a round
+    velocity: Vector  # of the momentum
 
 
 def local_step(
     hooks: StepHooks, sgd: Sgd, y: Vector, local: Any, velocity: Vector, grad: Grad, client: Client
-) -> tuple[Vector, Vector, Any, Vector]:
-    """One local step but its last line, y = start - eta along, which callers do as suits them.
-
-    Pure, so that it can be computed under ``torch.func.vmap`` too.
+) -> LocalStep:
+    """Take a local step but its last line; pure, so that ``torch.func.vmap`` can compute it too.
 
     Args:
         hooks: of the algorithm.
@@ -133,16 +143,12 @@ def local_step(
         velocity: after the step before.
         grad: the gradient of the step's batch at a point.
         client: the client.
-
-    Returns:
-        start [P], along [P], and the new ``local`` and ``velocity``.
     """
     start = hooks.start_point(y, local, client)
     point = hooks.gradient_point(y, start, local, client)
-    d = sgd.decayed(hooks.direction(point, local, grad, client), point)
-    local = hooks.update_local(local, d, client)
-    along, velocity = sgd.step(d, velocity)
-    return start, along, local, velocity
+    d, local = hooks.direction(point, local, grad, client)
+    along, velocity = sgd.step(sgd.decayed(d, point), velocity)
+    return LocalStep(start, along, hooks.step_scale(y, local, client), local, velocity)
 
 
 class ClientTask(NamedTuple):
@@ -224,7 +230,7 @@ class Gradient:
         self, model: nn.Module, loss: Loss, *, bf16: bool = False, clip: float | None = None
     ) -> None:
         self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
-        self._layout = ParameterLayout.of(model)
+        self._layout = layout_of(model)
         self._parameters: list[Tensor] = list(trained(model).values())
         self._precision = (
             partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.io.memory import number, return_freed_memory
-from hpcfl.models.flat_vector import ParameterLayout
+from hpcfl.models.flat_vector import layout_of
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 
@@ -64,5 +64,5 @@ def _kept(components: Components, examples: int) -> tuple[int, int]:
     batch = Batch(inputs, data.train.labels[:examples])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         components.gradient().stochastic(components.x0, batch, 0)
-    own = {view.data_ptr() for view in ParameterLayout.of(components.model).views(components.x0)}
+    own = {view.data_ptr() for view in layout_of(components.model).views(components.x0)}
     return sum(sizes.values()), max((n for at, n in sizes.items() if at not in own), default=0)

@@ -359,5 +359,5 @@ def _run_rounds(session: RankSession, ranks: Ranks, point: StartPoint, signals: 
             raise StoreError(str(e), exit_code=1, collective=e.collective, prints=e.prints) from e
         if comm.rank == 0 and not finished:
             warn_of_divergence(session, progress)
-    final: Vector = server.x.cpu()
+    final: Vector = components.algorithm.evaluated(server).cpu()
     return final

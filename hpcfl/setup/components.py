@@ -35,7 +35,7 @@ from hpcfl.errors import (
     one_line,
 )
 from hpcfl.io.memory import refuse_large_job
-from hpcfl.job.schema import Job, LoadedJob, require_full_blocks, resolve_for_population
+from hpcfl.job.schema import Job, LoadedJob, require_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.evaluation_set import EvaluationSet
@@ -43,7 +43,7 @@ from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
-from hpcfl.models.flat_vector import buffers
+from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.losses import LOSSES
 from hpcfl.seeds import key
 from hpcfl.setup.client_store import make_client_store
@@ -296,8 +296,8 @@ def build_components(
         # A client keeps its own transform, whatever its number among those that train.
         personal, numbers = dataset.personal, split.clients.tolist()
         dataset = replace(dataset, personal=lambda client: personal(numbers[client]))
-    loaded = resolve_for_population(loaded, len(split.rows))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
+    loaded = resolve_algorithm(loaded, len(split.rows), layout_of(model))
     schema = _dry_round(loaded, x0)
     _require_memory_for_server(loaded, schema, device)
     validated = split.validation is not None

@@ -311,7 +311,7 @@ class Drifts(FedAvg):
 
     def direction(self, point, local, grad, client):
         point += 1
-        return grad(point)
+        return grad(point), local
 
 
 def test_a_change_in_place_is_found():
@@ -384,15 +384,15 @@ SEEN = []
 
 @dataclass(frozen=True, kw_only=True)
 class Sees(FedAvg):
-    def update_local(self, local, d, client):
-        SEEN.append(d)
-        return local
+    def finish(self, y, local, message, state, client):
+        SEEN.append(message.x - y)
+        return Upload(message.x - y), state
 
 
 def test_the_step_that_is_tried_is_the_jobs():
-    """With its weight decay, which the hook that follows is given."""
+    """With its weight decay."""
     x0 = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
     for sgd in (Sgd(), Sgd(weight_decay=0.5, momentum=0.9)):
         require_repeatable_without_data(Sees(), sgd)
     plain, decayed = SEEN[0], SEEN[len(SEEN) // 2]
-    torch.testing.assert_close(decayed - plain, 0.5 * x0)
+    torch.testing.assert_close(decayed - plain, 0.1 * 0.5 * x0)  # a step of rate 0.1

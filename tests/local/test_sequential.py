@@ -17,7 +17,7 @@ class Spelled(FedAvg):
     """FedAvg that says what its direction is."""
 
     def direction(self, point, local, grad, client):
-        return grad(point)
+        return grad(point), local
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
