@@ -43,7 +43,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 
-from hpcfl.algorithms.layout import Layout
+from hpcfl.layout import Layout
 from hpcfl.types import Positive, Scalar, Section, Vector
 
 Grad = Callable[[Vector], Vector]  # the gradient of the step's mean batch loss, at a point
@@ -117,8 +117,8 @@ class Algorithm(Section, ABC):
     """Fields of the upload that the server could compute itself: not counted as traffic."""
     traffic_note: ClassVar[str] = ""
     """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
-    refuses_momentum: ClassVar[str] = ""
-    """Why the method does not allow ``local.momentum``: shown to the user; empty if it does."""
+    refuses_optimizer: ClassVar[str] = ""
+    """Why the method allows plain SGD alone, without momentum: shown to the user; or empty."""
 
     facts: ClassVar[Facts]
     """The facts that ``resolve`` was given, for every hook that runs after it."""

@@ -33,7 +33,7 @@ class State(NamedTuple):
 class Centralized(FedAvg):
     """Centralised SGD with momentum: the data pooled in one client."""
 
-    refuses_momentum: ClassVar[str] = "its momentum lasts over the rounds: algorithm.beta"
+    refuses_optimizer: ClassVar[str] = "its momentum lasts over the rounds: algorithm.beta"
 
     beta: Decay = 0.9
     """Momentum factor."""

@@ -35,7 +35,7 @@ class Local(NamedTuple):
 class FedADC(Algorithm):
     """FedADC (Ozfatura et al., 2021)."""
 
-    refuses_momentum: ClassVar[str] = "its local steps have the server's momentum, algorithm.beta"
+    refuses_optimizer: ClassVar[str] = "its local steps have the server's momentum, algorithm.beta"
 
     beta: Decay = 0.9
     """Momentum factor of the server."""

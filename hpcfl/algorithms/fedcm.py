@@ -45,7 +45,7 @@ class Scaled(NamedTuple):
 class FedCM(Algorithm):
     """FedCM (Xu et al., 2021)."""
 
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "its Delta divides x - y by eta K, as K plain steps are long, and is a momentum already"
     )
 

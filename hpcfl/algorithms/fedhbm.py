@@ -42,7 +42,9 @@ class Local(NamedTuple):
 class FedHBM(FedAvg):
     """FedHBM (generalised heavy-ball momentum, local form)."""
 
-    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
+    refuses_optimizer: ClassVar[str] = (
+        "its local steps have a momentum of their own, algorithm.beta"
+    )
 
     beta: NonNegative = 1.0
     """Momentum factor."""

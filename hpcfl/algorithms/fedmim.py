@@ -45,7 +45,7 @@ class FedMIM(Algorithm):
     traffic_note: ClassVar[str] = (
         "1x in its paper: a client that took part in each of the last J rounds has the past models"
     )
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "its local steps have an inertia of their own, algorithm.alpha"
     )
 

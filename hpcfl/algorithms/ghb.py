@@ -42,7 +42,9 @@ class Local(NamedTuple):
 class GHB(Algorithm):
     """GHB (generalised heavy-ball momentum, sent by the server)."""
 
-    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
+    refuses_optimizer: ClassVar[str] = (
+        "its local steps have a momentum of their own, algorithm.beta"
+    )
 
     beta: NonNegative = 0.9
     """Momentum factor."""

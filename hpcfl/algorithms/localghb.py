@@ -38,7 +38,9 @@ class Local(NamedTuple):
 class LocalGHB(FedAvg):
     """LocalGHB (generalised heavy-ball momentum, anchored at the client)."""
 
-    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
+    refuses_optimizer: ClassVar[str] = (
+        "its local steps have a momentum of their own, algorithm.beta"
+    )
 
     beta: NonNegative = 0.9
     """Momentum factor."""

@@ -37,7 +37,7 @@ class Server(NamedTuple):
 class MimeFramework(Algorithm):
     """Mime over any base optimiser; the server holds x and the optimiser's statistics."""
 
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "the server's optimiser, and any momentum of it, stays fixed while its clients train"
     )
 

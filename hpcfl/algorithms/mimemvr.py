@@ -43,7 +43,7 @@ class Message(NamedTuple):
 class MimeMVR(Algorithm):
     """Mime (Karimireddy et al., 2021) over momentum-based variance reduction, as we read it."""
 
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "its clients follow the server's momentum, which stays fixed while they train"
     )
 

@@ -58,7 +58,7 @@ class Scaffold(Algorithm):
     """The first c_i: zero, or all clients' full gradients at the initial model, before round 1."""
 
     @property
-    def refuses_momentum(self) -> str:  # type: ignore[override]  # depends on the option
+    def refuses_optimizer(self) -> str:  # type: ignore[override]  # depends on the option
         """For option 2."""
         if self.option == 1:
             return ""

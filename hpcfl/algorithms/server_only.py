@@ -58,7 +58,7 @@ class Upload(NamedTuple):
 class ServerOnly(Algorithm):
     """The server's optimiser over large-batch gradients (FedSGD)."""
 
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "its clients take no steps, the server does: algorithm.optimizer"
     )
 

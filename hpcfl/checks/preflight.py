@@ -23,6 +23,7 @@ from hpcfl.algorithms.base import Cohort
 from hpcfl.data.base import DRAWS, Transform, augments
 from hpcfl.engine.hook_rules import (
     KEEPS_NOTHING,
+    SMALL,
     TAKES_AND_RETURNS,
     Member,
     call,
@@ -43,6 +44,7 @@ from hpcfl.errors import (
 )
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.job.schema import LoadedJob
+from hpcfl.layout import stand_in
 from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.module import Module
@@ -108,7 +110,7 @@ def try_algorithm(loaded: LoadedJob) -> None:
         _as_one_line(name, "its dry round failed", (algorithm,), advice=TAKES_AND_RETURNS),
         restored(),
     ):
-        require_repeatable_without_data(algorithm, loaded.job.local.sgd)
+        require_repeatable_without_data(algorithm, loaded.job.local.descent(stand_in(SMALL)))
 
 
 class _Trial:
@@ -146,7 +148,7 @@ class _Trial:
         size, lr = len(members), components.job.local_lr(0)
         cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
         with self._algorithm():
-            require_repeatable(algorithm, components.job.local.sgd, x0, members, cohort)
+            require_repeatable(algorithm, components.descent, x0, members, cohort)
         self._try_tests()
         self._repeat_model(grad, outputs)
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, FullGradientScope, Grad
-from hpcfl.algorithms.layout import stand_in
 from hpcfl.errors import BrokenRuleError, defined
-from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import local_step
+from hpcfl.optim import Descent
 from hpcfl.store.schema import STORED
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import generators
@@ -55,14 +54,13 @@ class Member(NamedTuple):
     """The client's full gradient at the initial model; [0] unless there is a warm start."""
 
 
-def with_facts(algorithm: Algorithm, size: int, sgd: Sgd) -> Algorithm:
-    """The algorithm, with facts for a trial on a model of ``size`` parameters if it has none."""
-    if hasattr(algorithm, "facts"):
+def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
+    """The algorithm, with facts for a trial where it has none, or none of a model."""
+    known = Facts(1.0, 1, "examples", descent.decay, 0.0, nesterov=False, layout=None)
+    facts = getattr(algorithm, "facts", known)
+    if facts.layout is not None:
         return algorithm
-    decay, momentum, nesterov = sgd.weight_decay, sgd.momentum, sgd.nesterov
-    return algorithm.with_facts(
-        Facts(1.0, 1, "examples", decay, momentum, nesterov, layout=stand_in(size))
-    )
+    return algorithm.with_facts(facts._replace(layout=descent.layout))
 
 
 def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
@@ -277,7 +275,7 @@ class CheckedAlgorithm:
 
 
 def call_client_hooks(
-    algorithm: Algorithm, sgd: Sgd, message: Any, member: Member
+    algorithm: Algorithm, descent: Descent, message: Any, member: Member
 ) -> ClientHookResults:
     """One client's round, of one local step with the job's weight decay and momentum.
 
@@ -294,7 +292,7 @@ def call_client_hooks(
     )
     local = checked.begin(message, state, client)
     y = checked.first_point(message, state, client).clone()
-    step = local_step(checked, sgd, y, local, sgd.velocity(y), grad, client)
+    step = local_step(checked, descent, y, local, descent.init(y), grad, client)
     y = step.start - step.scale * client.lr * step.along
     upload, kept = checked.finish(y, step.local, message, state, client)
     return ClientHookResults(upload, kept, y)
@@ -314,7 +312,7 @@ def call_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohor
 
 def require_repeatable(
     algorithm: Algorithm,
-    sgd: Sgd,
+    descent: Descent,
     x0: Vector,
     members: Sequence[Callable[[], Member]],
     cohort: Cohort,
@@ -323,7 +321,7 @@ def require_repeatable(
 
     Args:
         algorithm: whose hooks are called.
-        sgd: of the local steps.
+        descent: of the local steps.
         x0: the initial model.
         members: each makes the inputs of a client, with the same values at every call.
         cohort: the round's.
@@ -343,12 +341,12 @@ def require_repeatable(
     _require_same(algorithm, "prepare", prepared, call_prepare(algorithm, server, cohort))
     message = call(algorithm, "broadcast", prepared)
     _require_first_point(algorithm, points, message)
-    once = [call_client_hooks(algorithm, sgd, message, made()) for made in members]
+    once = [call_client_hooks(algorithm, descent, message, made()) for made in members]
     for result in once[1:]:
         require_form(
             algorithm, "finish", "an upload", result.upload, "for another client", once[0].upload
         )
-    again = [call_client_hooks(algorithm, sgd, message, made()) for made in reversed(members)]
+    again = [call_client_hooks(algorithm, descent, message, made()) for made in reversed(members)]
     for first, second in zip(once, reversed(again), strict=True):
         _require_same(algorithm, "finish", first, second)
     uploads = [result.upload for result in once]
@@ -361,15 +359,19 @@ def require_repeatable(
     _require_first_point(algorithm, points, message)
 
 
-def require_repeatable_without_data(algorithm: Algorithm, sgd: Sgd) -> None:
+def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> None:
     """The same on a small model of made-up values, where no data are at hand.
+
+    Args:
+        algorithm: whose hooks are called.
+        descent: of the local steps, of a model of ``SMALL`` parameters.
 
     Raises:
         BrokenRuleError, Exception: see ``require_repeatable``.
     """
     generator = torch.Generator().manual_seed(0)
     x0, *noise = (torch.randn(SMALL, generator=generator) for _ in range(3))
-    algorithm, number = with_facts(algorithm, SMALL, sgd), torch.ones((), dtype=torch.float64)
+    algorithm, number = with_facts(algorithm, descent), torch.ones((), dtype=torch.float64)
 
     def made(noise: Vector) -> Member:
         state = call(algorithm, "init_client", x0, x0.clone)
@@ -379,7 +381,7 @@ def require_repeatable_without_data(algorithm: Algorithm, sgd: Sgd) -> None:
     members = [lambda own=own: made(own) for own in noise]
     points = full_gradient_points(algorithm, first_server(algorithm, x0, noise[0]))
     grads = known_to_server(algorithm, [point + noise[0] for point in points])
-    require_repeatable(algorithm, sgd, x0, members, Cohort(0, 2, 4, 0.1, grads))
+    require_repeatable(algorithm, descent, x0, members, Cohort(0, 2, 4, 0.1, grads))
 
 
 def require_form(

@@ -31,6 +31,7 @@ RENAMED: Mapping[type[Any], Mapping[str, str]] = {
         "update_local": "direction, which returns the new local quantities too",
         "settle": "resolve(facts)",
         "resolve_defaults": "resolve(facts)",
+        "refuses_momentum": "refuses_optimizer",
         "plain": "unweighted",
         "derived": "not_transmitted",
         "counted": "traffic_note",

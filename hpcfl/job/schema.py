@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from hpcfl.algorithms.base import Algorithm, Facts
-from hpcfl.algorithms.layout import Layout
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
@@ -23,7 +22,7 @@ from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import MOVED, REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.run_name import run_name
 from hpcfl.job.tasks import TASKS
-from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics
+from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics, check_optimizer
 from hpcfl.job.yaml_file import (
     JobFile,
     Key,
@@ -36,6 +35,7 @@ from hpcfl.job.yaml_file import (
     rename_old_keys,
     tuples,
 )
+from hpcfl.layout import Layout
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
@@ -346,11 +346,17 @@ def _require_coherent(job: Job, file: JobFile) -> None:
             f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
             "which takes one client at a time; say executor: block, or block_size: null"
         )
-    if job.local.momentum and job.algorithm.refuses_momentum:
-        name, key = file.tree["algorithm"]["name"], ("local", "momentum")
+    name, refused = file.tree["algorithm"]["name"], job.algorithm.refuses_optimizer
+    if job.local.momentum and refused:
         raise JobError(
-            f"{file.where(key)}: local.momentum: found {job.local.momentum:g}, but {name} takes "
-            f"none ({job.algorithm.refuses_momentum}); set local.momentum=0, or another algorithm"
+            f"{file.where(('local', 'momentum'))}: local.momentum: found {job.local.momentum:g}, "
+            f"but {name} takes none ({refused}); set local.momentum=0, or another algorithm"
+        )
+    if not isinstance(job.local.optimizer, str) and refused:
+        raise JobError(
+            f"{file.where(('local', 'optimizer'))}: local.optimizer: found "
+            f"{job.local.optimizer.kind}, but {name} takes plain SGD alone ({refused}); set "
+            "local.optimizer=sgd, or another algorithm"
         )
 
 
@@ -371,12 +377,13 @@ def _require_rates(job: Job, file: JobFile) -> None:
 
 
 def _require_user_code(job: Job, file: JobFile) -> None:
-    """Import the metrics and the callbacks that a job names.
+    """Import the metrics, the callbacks and the optimiser that a job names.
 
     Raises:
         JobError: one cannot be imported, or is something else.
     """
     check_metrics(f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics", job.evaluate.metrics)
+    check_optimizer(f"{file.where(('local', 'optimizer'))}: local.optimizer", job.local.optimizer)
     check_callbacks(
         job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from hpcfl.algorithms.layout import Layout
+from hpcfl.layout import Layout
 from hpcfl.types import Vector
 
 _NORMALIZATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)

@@ -105,10 +105,11 @@ def memory(
     if states > cache:  # a cohort's were read, the next one's are, new ones are being written
         visit += 3 * nbytes(schema.state)
     whole, largest = job.evaluate.batch_size, max(map(len, components.rows))
-    velocity = bool(job.local.momentum)  # one more vector for each client that trains
-    batch, vectors, inputs = _batch(components), TRAINING + velocity, 0
+    # Of each client that trains, in vectors: the state of its optimiser.
+    optimizer = -(-nbytes(components.descent.init(components.x0.to("meta"))) // vector)
+    batch, vectors, inputs = _batch(components), TRAINING + optimizer, 0
     if job.executor != "sequential":
-        vectors = (BLOCK_TRAINING + velocity) * components.concurrent_clients
+        vectors = (BLOCK_TRAINING + optimizer) * components.concurrent_clients
         batch = padded_width(batch, components.device, bf16=job.precision == "bf16")
         inputs = (
             COPIES

@@ -45,6 +45,7 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.losses import LOSSES
+from hpcfl.optim import Descent
 from hpcfl.seeds import key
 from hpcfl.setup.client_store import make_client_store
 from hpcfl.setup.configure_torch import configure_torch
@@ -91,6 +92,11 @@ class Components:
     def algorithm(self) -> Algorithm:
         """The algorithm, with its defaults resolved."""
         return self.loaded.job.algorithm
+
+    @property
+    def descent(self) -> Descent:
+        """The optimiser of the local steps."""
+        return self.job.local.descent(layout_of(self.model))
 
     def random_init(self, client: int) -> RandomInit:
         """The client's source of random initialisations: always the same one."""
@@ -183,7 +189,7 @@ class Components:
             JobError: the model cannot be trained in blocks of clients, as the job wants; or the
             executor is ``auto``, which is resolved when a run starts.
         """
-        job, one = self.job, Sequential(self.algorithm, gradient, self.job.local.sgd)
+        job, one = self.job, Sequential(self.algorithm, gradient, self.descent)
         if job.executor == "sequential":
             return one
         if job.executor == "auto":
@@ -297,8 +303,9 @@ def build_components(
         personal, numbers = dataset.personal, split.clients.tolist()
         dataset = replace(dataset, personal=lambda client: personal(numbers[client]))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
-    loaded = resolve_algorithm(loaded, len(split.rows), layout_of(model))
-    schema = _dry_round(loaded, x0)
+    layout = layout_of(model)
+    loaded = resolve_algorithm(loaded, len(split.rows), layout)
+    schema = _dry_round(loaded, x0, loaded.job.local.descent(layout))
     _require_memory_for_server(loaded, schema, device)
     validated = split.validation is not None
     name, models = loaded.tree["algorithm"]["name"], schema.local_model_field
@@ -308,11 +315,11 @@ def build_components(
     return Components(loaded, dataset, split, model, x0, skipped, schema, device)
 
 
-def _dry_round(loaded: LoadedJob, x0: Vector) -> RoundSchema:
+def _dry_round(loaded: LoadedJob, x0: Vector, descent: Descent) -> RoundSchema:
     """The dry round of the job's algorithm; an error of a user's class becomes one line."""
     algorithm = loaded.job.algorithm
     try:
-        return dry_round(algorithm, x0.numel(), x0.dtype, loaded.job.local.sgd)
+        return dry_round(algorithm, x0.numel(), x0.dtype, descent)
     except Exception as e:
         if is_fault_of_hpcfl(e, algorithm):
             raise

@@ -1,7 +1,7 @@
 """Facts of a job, for tests that call an algorithm without one."""
 
 from hpcfl.algorithms.base import Facts
-from hpcfl.algorithms.layout import stand_in
+from hpcfl.layout import stand_in
 
 
 def facts(participation=1.0, population=1, *, size=7, **changes):

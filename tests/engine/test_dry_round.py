@@ -18,7 +18,8 @@ from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.engine.dry_round import MAX_ZEROS, dry_round, nbytes, traffic
 from hpcfl.engine.hook_rules import SMALL, require_repeatable_without_data
 from hpcfl.errors import BrokenRuleError
-from hpcfl.local.sgd import Sgd
+from hpcfl.layout import stand_in
+from hpcfl.optim import Descent, Sgd
 
 P = 1000
 
@@ -192,7 +193,7 @@ class WarmServer(Scaffold):
 )
 def test_hooks_around_full_gradients_keep_rules(cls, rule):
     with pytest.raises(BrokenRuleError, match=rf"{cls.__name__}\.{rule}"):
-        require_repeatable_without_data(cls(), Sgd())
+        require_repeatable_without_data(cls(), Descent(Sgd(), 0.0, stand_in(SMALL)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,7 +393,7 @@ class Sees(FedAvg):
 def test_the_step_that_is_tried_is_the_jobs():
     """With its weight decay."""
     x0 = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
-    for sgd in (Sgd(), Sgd(weight_decay=0.5, momentum=0.9)):
-        require_repeatable_without_data(Sees(), sgd)
+    for sgd, decay in ((Sgd(), 0.0), (Sgd(momentum=0.9), 0.5)):
+        require_repeatable_without_data(Sees(), Descent(sgd, decay, stand_in(SMALL)))
     plain, decayed = SEEN[0], SEEN[len(SEEN) // 2]
     torch.testing.assert_close(decayed - plain, 0.1 * 0.5 * x0)  # a step of rate 0.1
