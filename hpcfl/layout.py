@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import accumulate
 from math import prod
 
-from torch import Tensor, cat, split_with_sizes
+from torch import Tensor, cat, split_with_sizes, stack
 
 from hpcfl.types import Vector
 
@@ -43,6 +43,22 @@ class Layout:
     def flat(self, tensors: Sequence[Tensor]) -> Vector:
         """One vector of the parameters' values, in order: the inverse of ``views``."""
         return cat([tensor.reshape(-1) for tensor in tensors])
+
+    @cached_property
+    def matrices(self) -> tuple[str, ...]:
+        """The parameters of two or more dimensions."""
+        return tuple(
+            name for name, shape in zip(self.names, self.shapes, strict=True) if len(shape) > 1
+        )
+
+    def means(self, x: Vector) -> Vector:
+        """The mean of each parameter's entries: one number for each, in order."""
+        return stack([piece.mean() for piece in split_with_sizes(x, self.sizes)])
+
+    def spread(self, numbers: Vector) -> Vector:
+        """A vector [P] whose entries are their parameter's number, as ``means`` gives them."""
+        pairs = zip(numbers.unbind(), self.sizes, strict=True)
+        return cat([number.expand(size) for number, size in pairs])
 
     def take(self, x: Vector, names: Collection[str]) -> Vector:
         """The entries of ``x`` that belong to these parameters, in the vector's order."""
@@ -81,16 +97,17 @@ class Layout:
 
 
 def stand_in(size: int) -> Layout:
-    """A layout of P = ``size`` entries where no model is at hand: two dense layers and a norm."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "hidden.weight": (1, max(0, size - 8)),
-        "norm.weight": (min(1, size),),
-        "output.weight": (2, 3) if size > 8 else (max(0, size - 2), 1),
-        "output.bias": (min(1, max(0, size - 1)),),
-    }
+    """A layout of P = ``size`` entries where no model is at hand: dense layers and a norm."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if size > 10:
+        shapes = {"hidden.weight": (1, size - 8), "norm.weight": (1,), "output.weight": (2, 3)}
+    else:
+        shapes = {"output.weight": (1, max(1, size - 1))}
+    if size > 1:
+        shapes["output.bias"] = (1,)
     return Layout(
         tuple(shapes),
         tuple(shapes.values()),
-        normalization=frozenset({"norm.weight"}),
-        last_dense=("output.weight", "output.bias"),
+        normalization=frozenset({"norm.weight"} & shapes.keys()),
+        last_dense=tuple(name for name in shapes if name.startswith("output")),
     )

@@ -144,12 +144,20 @@ class Algorithm(Section, ABC):
     def resolve(self, facts: Facts) -> "Algorithm":
         """This algorithm, with the defaults that follow from the facts.
 
-        Called when the job is read, and again once its data and model are there.
+        Called when the job is read, where ``facts.layout`` is None, and once its model is there.
 
         Raises:
             ValueError: the method cannot run with them.
         """
         return self
+
+    @property
+    def layout(self) -> Layout:
+        """The parameters' names, shapes and places in the flat vector; for hooks alone."""
+        layout = self.facts.layout
+        if layout is None:
+            raise RuntimeError("the model's layout is not known yet")
+        return layout
 
     def with_facts(self, facts: Facts) -> Self:
         """A copy whose hooks find these facts; called by the engine."""

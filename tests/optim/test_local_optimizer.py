@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.optim import AdamW, Optimizer, Own
-from tests.algorithms.play import parts, play, softmax_problem, tree
+from tests.algorithms.play import parts, play, softmax_problem, tree, xs
 
 OPTIMIZERS = ["sgd", "adam", "adamw", "muon", f"{__name__}.Sign"]
 
@@ -96,3 +97,22 @@ def test_wrong_keys_are_one_line(tmp_path):
         load({**made, "local": {**made["local"], "momentum": 0.9}})
     with pytest.raises(JobError, match=r"local\.optimizer: found adam, but scaffold takes plain"):
         load({**job(tmp_path, "adam"), "algorithm": {"name": "scaffold"}})
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [
+        ({"name": "fedadamw", "alpha": 0.7}, "adamw"),
+        ({"name": "fedadamw", "alpha": 0.2, "v": "full", "running": True}, "adamw"),
+        ({"name": "fedmuon", "alpha": 0.0, "beta": 0.95}, "muon"),
+    ],
+)
+def test_the_first_round_is_that_of_fedavg_with_the_optimizer(tmp_path, method, optimizer):
+    local = {"steps": 4, "batch_size": 4, "lr": 0.02, "weight_decay": 0.05}
+    sides = (method, local), ({"name": "fedavg"}, local | {"optimizer": optimizer})
+    paths = [
+        xs(tmp_path, tree(tmp_path, softmax_problem(), keys, local=own, rounds=2))
+        for keys, own in sides
+    ]
+    np.testing.assert_allclose(paths[0][1], paths[1][1], rtol=0, atol=1e-14)
+    assert np.abs(paths[0][2] - paths[1][2]).max() > 1e-4
