@@ -25,6 +25,7 @@ from hpcfl.job.schema import LARGEST, SECTIONS, SMALLEST, Job
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
+from hpcfl.optim import OPTIMIZERS
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -54,6 +55,9 @@ def keys() -> Iterator[str]:
     for name, cls in SECTIONS.items():
         yield f"\n## `{name}`\n\n{_prose(summary(cls))}\n"
         yield from _table(cls, f"{name}.")
+    yield "\n## `local.optimizer`\n\nA name, or a section of `kind` and its keys: "
+    yield "`local.optimizer=adamw` and `local.optimizer={kind: adamw, b2: 0.95}`."
+    yield from _choices("local.optimizer.kind", "local.optimizer.", OPTIMIZERS)
     yield "\n## Keys of single data sets\n\n[Data sets](../data/README.md) says more."
     yield from _choices("data.kind", "data.", SOURCES, DataConfig)
     yield "\n## Keys of single models\n\n[Models](models.md) says more."
@@ -68,7 +72,7 @@ def algorithms() -> Iterator[str]:
         yield inspect.cleandoc(inspect.getmodule(cls).__doc__) + "\n```\n"
         yield f"Sent down {down}, sent up {up}, kept per client {kept}, kept by the server"
         yield f"{server}, in vectors of the model's size.\n"
-        if refused := cls().refuses_momentum:
+        if refused := cls().refuses_optimizer:
             yield f"No `local.momentum`: {refused}.\n"
         own = settings(cls, Algorithm)
         if own:

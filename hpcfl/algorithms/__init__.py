@@ -8,13 +8,16 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.centralized import Centralized
 from hpcfl.algorithms.fedadagrad import FedAdagrad
 from hpcfl.algorithms.fedadam import FedAdam
+from hpcfl.algorithms.fedadamw import FedAdamW
 from hpcfl.algorithms.fedadc import FedADC
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedavgm import FedAvgM
 from hpcfl.algorithms.fedcm import FedCM
 from hpcfl.algorithms.feddyn import FedDyn
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.fedlada import FedLADA
 from hpcfl.algorithms.fedmim import FedMIM
+from hpcfl.algorithms.fedmuon import FedMuon
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.fedsam import FedSAM
 from hpcfl.algorithms.fedyogi import FedYogi
@@ -37,13 +40,16 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "centralized": Centralized,
         "fedadagrad": FedAdagrad,
         "fedadam": FedAdam,
+        "fedadamw": FedAdamW,
         "fedadc": FedADC,
         "fedavg": FedAvg,
         "fedavgm": FedAvgM,
         "fedcm": FedCM,
         "feddyn": FedDyn,
         "fedhbm": FedHBM,
+        "fedlada": FedLADA,
         "fedmim": FedMIM,
+        "fedmuon": FedMuon,
         "fedprox": FedProx,
         "fedsam": FedSAM,
         "fedyogi": FedYogi,

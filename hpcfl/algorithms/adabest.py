@@ -52,8 +52,10 @@ class AdaBest(Algorithm):
     def begin(self, message: Message, state: State, client: Client) -> State:
         return state
 
-    def direction(self, point: Vector, local: State, grad: Grad, client: Client) -> Vector:
-        return grad(point) - local.h
+    def direction(
+        self, point: Vector, local: State, grad: Grad, client: Client
+    ) -> tuple[Vector, State]:
+        return grad(point) - local.h, local
 
     def finish(
         self, y: Vector, local: State, message: Message, state: State, client: Client

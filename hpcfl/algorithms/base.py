@@ -2,6 +2,7 @@
 
 One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
 
+    algorithm <- resolve(facts)                                        # once
     server <- init_server(x0)                                          # once
     if warm_start: state_i <- warm_start_client(state_i, grad f_i(x0)) of every client i, and
                    server  <- warm_start_server(server, mean of all grad f_i(x0))
@@ -9,17 +10,19 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
         server  <- prepare(server, cohort)     # default server; after the full gradients, if any
         message <- broadcast(server)
         for each client i of the cohort, at once or in turn:
-            local <- begin(message, state_i, client_i);  y <- message.x
-            repeat client_i.steps times:
-                start <- start_point(y, local, client_i)               # default y
-                point <- gradient_point(y, start, local, client_i)     # default y
-                d     <- direction(point, local, grad, client_i)       # default grad(point)
-                step  <- d + weight_decay point
-                local <- update_local(local, step, client_i)
-                v     <- momentum v + step             # local.momentum; v = 0 at begin
-                y     <- start - step_scale client_i.lr v             # nesterov: step + momentum v
+            local <- begin(message, state_i, client_i)
+            y     <- first_point(message, state_i, client_i)           # default message.x
+            for client_i.step = 0, 1, ... client_i.steps - 1:
+                start    <- start_point(y, local, client_i)            # default y
+                point    <- gradient_point(y, start, local, client_i)  # default y
+                d, local <- direction(point, local, grad, client_i)    # default grad(point), local
+                step     <- d + weight_decay point
+                v        <- momentum v + step          # local.momentum; v = 0 at begin
+                scale    <- step_scale(y, local, client_i)             # default 1
+                y        <- start - scale client_i.lr v       # nesterov: step + momentum v
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
+    The model that is evaluated and exported is evaluated(server)      # default server.x
 
 The default hooks are FedAvg's: a file holds what its paper adds.  A hook may call ``grad`` at any
 point, any number of times; calls of one step share the batch, augmentation and dropout mask.
@@ -34,9 +37,13 @@ algorithm declares them.  States that keep ``message.x`` itself share one stored
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+from torch import Tensor
+
+from hpcfl.layout import Layout
 from hpcfl.types import Positive, Scalar, Section, Vector
 
 Grad = Callable[[Vector], Vector]  # the gradient of the step's mean batch loss, at a point
@@ -44,10 +51,23 @@ RandomInit = Callable[[], Vector]  # makes a random initial model, of one client
 FullGradientScope = Literal["none", "client", "cohort", "server"]
 
 
+class Facts(NamedTuple):
+    """What a method may know of the job beyond its own keys."""
+
+    participation: float  # C, the share of the clients that a round expects
+    population: int  # N
+    weights: str  # of the clients in the mean: "examples" or "uniform"
+    weight_decay: float  # lambda, of the local steps
+    momentum: float  # mu, of the local steps
+    nesterov: bool  # whether that momentum is Nesterov's
+    layout: Layout | None  # of the flat vector; None where a job is read without its model
+
+
 class Client(NamedTuple):
     """A client in one round; numbers are 0-d tensors of float64, in a job of float32 too."""
 
     round: Scalar  # t, counted from zero
+    step: Scalar  # k, the local step, counted from zero; 0 in begin and finish
     steps: Scalar  # K, local steps of this round
     lr: Scalar  # eta, local learning rate of this round
     examples: Scalar  # n, its number of training examples
@@ -97,8 +117,11 @@ class Algorithm(Section, ABC):
     """Fields of the upload that the server could compute itself: not counted as traffic."""
     traffic_note: ClassVar[str] = ""
     """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
-    refuses_momentum: ClassVar[str] = ""
-    """Why the method does not allow ``local.momentum``: shown to the user; empty if it does."""
+    refuses_optimizer: ClassVar[str] = ""
+    """Why the method allows plain SGD alone, without momentum: shown to the user; or empty."""
+
+    facts: ClassVar[Facts]
+    """The facts that ``resolve`` was given, for every hook that runs after it."""
 
     server_lr: Positive = 1.0
     """eta_g, the server's learning rate."""
@@ -118,18 +141,29 @@ class Algorithm(Section, ABC):
         """Whether all clients take their full gradients at x0 before round 0 (one down, one up)."""
         return False
 
-    @property
-    def step_scale(self) -> float:
-        """A factor on the learning rate of every local step (FedMIM's 1 - sum alpha)."""
-        return 1.0
+    def resolve(self, facts: Facts) -> "Algorithm":
+        """This algorithm, with the defaults that follow from the facts.
 
-    def resolve_defaults(self, participation: float, population: int) -> "Algorithm":
-        """This algorithm, with the defaults that follow from the job's participation C and N.
+        Called when the job is read, where ``facts.layout`` is None, and once its model is there.
 
         Raises:
             ValueError: the method cannot run with them.
         """
         return self
+
+    @property
+    def layout(self) -> Layout:
+        """The parameters' names, shapes and places in the flat vector; for hooks alone."""
+        layout = self.facts.layout
+        if layout is None:
+            raise RuntimeError("the model's layout is not known yet")
+        return layout
+
+    def with_facts(self, facts: Facts) -> Self:
+        """A copy whose hooks find these facts; called by the engine."""
+        made = copy(self)
+        object.__setattr__(made, "facts", facts)  # beside the fields, which are keys of the job
+        return made
 
     @abstractmethod
     def init_server(self, x0: Vector) -> Any:
@@ -163,6 +197,11 @@ class Algorithm(Section, ABC):
         """The client's local quantities before its first local step."""
         return message
 
+    def first_point(self, message: Any, state: Any, client: Client) -> Vector:
+        """The client's model before its first local step."""
+        x: Vector = message.x
+        return x
+
     def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
         """The point from which the step starts."""
         return y
@@ -171,13 +210,15 @@ class Algorithm(Section, ABC):
         """The point at which the step takes its gradient and its weight decay."""
         return y
 
-    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
-        """The direction that the step follows downhill, without weight decay."""
-        return grad(point)
+    def direction(
+        self, point: Vector, local: Any, grad: Grad, client: Client
+    ) -> tuple[Vector, Any]:
+        """The direction that the step follows downhill, without weight decay; and the new local."""
+        return grad(point), local
 
-    def update_local(self, local: Any, step: Vector, client: Client) -> Any:
-        """The client's local quantities after a ``step``: the direction and its weight decay."""
-        return local
+    def step_scale(self, y: Vector, local: Any, client: Client) -> float | Tensor:
+        """A factor on the learning rate of the step: a number, or a vector [P]."""
+        return 1.0
 
     def finish(
         self, y: Vector, local: Any, message: Any, state: Any, client: Client
@@ -188,3 +229,8 @@ class Algorithm(Section, ABC):
     @abstractmethod
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         """The server after the round; ``mean`` is the (weighted) mean of the uploads."""
+
+    def evaluated(self, server: Any) -> Vector:
+        """The model that is evaluated, exported and given to callbacks."""
+        x: Vector = server.x
+        return x

@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Grad, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Client, Facts, Grad, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Decay, Vector
 
@@ -33,15 +33,15 @@ class State(NamedTuple):
 class Centralized(FedAvg):
     """Centralised SGD with momentum: the data pooled in one client."""
 
-    refuses_momentum: ClassVar[str] = "its momentum lasts over the rounds: algorithm.beta"
+    refuses_optimizer: ClassVar[str] = "its momentum lasts over the rounds: algorithm.beta"
 
     beta: Decay = 0.9
     """Momentum factor."""
 
-    def resolve_defaults(self, participation: float, population: int) -> "Centralized":
-        if population != 1:
+    def resolve(self, facts: Facts) -> "Centralized":
+        if facts.population != 1:
             raise ValueError(
-                f"trains on pooled data, but the data is divided among {population} clients; "
+                f"trains on pooled data, but the data is divided among {facts.population} clients; "
                 "set data.partition={kind: pooled}, data.clients=null and cohort={kind: cyclic, "
                 "size: 1}"
             )
@@ -53,11 +53,13 @@ class Centralized(FedAvg):
     def begin(self, message: Message, state: State, client: Client) -> State:
         return state
 
-    def direction(self, point: Vector, local: State, grad: Grad, client: Client) -> Vector:
-        return grad(point) + self.beta * local.v
-
-    def update_local(self, local: State, step: Vector, client: Client) -> State:
-        return State(step)
+    def direction(
+        self, point: Vector, local: State, grad: Grad, client: Client
+    ) -> tuple[Vector, State]:
+        decay = self.facts.weight_decay
+        step = grad(point) + self.beta * local.v
+        v = step.add(point, alpha=decay) if decay else step  # the decay enters the momentum
+        return step, State(v)
 
     def finish(
         self, y: Vector, local: State, message: Message, state: State, client: Client

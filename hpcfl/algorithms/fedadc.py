@@ -35,7 +35,7 @@ class Local(NamedTuple):
 class FedADC(Algorithm):
     """FedADC (Ozfatura et al., 2021)."""
 
-    refuses_momentum: ClassVar[str] = "its local steps have the server's momentum, algorithm.beta"
+    refuses_optimizer: ClassVar[str] = "its local steps have the server's momentum, algorithm.beta"
 
     beta: Decay = 0.9
     """Momentum factor of the server."""
@@ -59,8 +59,10 @@ class FedADC(Algorithm):
     def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return start
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
-        return grad(point) if self.nesterov else grad(point) + local.momentum
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
+        return (grad(point) if self.nesterov else grad(point) + local.momentum), local
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
         m = mean.delta / cohort.lr - (self.beta_local - self.beta) * server.m

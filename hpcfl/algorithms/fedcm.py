@@ -45,7 +45,7 @@ class Scaled(NamedTuple):
 class FedCM(Algorithm):
     """FedCM (Xu et al., 2021)."""
 
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "its Delta divides x - y by eta K, as K plain steps are long, and is a momentum already"
     )
 
@@ -69,8 +69,10 @@ class FedCM(Algorithm):
             return Local(message.momentum)
         return Local(message.momentum / (client.lr * client.steps))
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
-        return self.alpha * grad(point) + (1 - self.alpha) * local.momentum
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
+        return self.alpha * grad(point) + (1 - self.alpha) * local.momentum, local
 
     def finish(
         self, y: Vector, local: Local, message: Server, state: Nothing, client: Client

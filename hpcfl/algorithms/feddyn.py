@@ -61,8 +61,10 @@ class FedDyn(Algorithm):
     def begin(self, message: Message, state: State, client: Client) -> Local:
         return Local(message.x, state.l)
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
-        return grad(point) - local.l + self.alpha * (point - local.x)
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
+        return grad(point) - local.l + self.alpha * (point - local.x), local
 
     def finish(
         self, y: Vector, local: Local, message: Message, state: State, client: Client

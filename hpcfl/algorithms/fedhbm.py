@@ -21,7 +21,7 @@ is in the authors' configuration, not in the algorithm's listing.
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
-from hpcfl.algorithms.base import Client, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Client, Facts, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, NonNegative, Scalar, Vector
 
@@ -42,7 +42,9 @@ class Local(NamedTuple):
 class FedHBM(FedAvg):
     """FedHBM (generalised heavy-ball momentum, local form)."""
 
-    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
+    refuses_optimizer: ClassVar[str] = (
+        "its local steps have a momentum of their own, algorithm.beta"
+    )
 
     beta: NonNegative = 1.0
     """Momentum factor."""
@@ -53,8 +55,8 @@ class FedHBM(FedAvg):
     participation: Fraction | None = None
     """C; the job's configured participation when absent (1 outside a job)."""
 
-    def resolve_defaults(self, participation: float, population: int) -> "FedHBM":
-        return replace(self, participation=self.participation or participation)
+    def resolve(self, facts: Facts) -> "FedHBM":
+        return replace(self, participation=self.participation or facts.participation)
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(random_init() if self.first == "random" else x0, known=x0.new_zeros(()))

@@ -45,7 +45,7 @@ class FedMIM(Algorithm):
     traffic_note: ClassVar[str] = (
         "1x in its paper: a client that took part in each of the last J rounds has the past models"
     )
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "its local steps have an inertia of their own, algorithm.alpha"
     )
 
@@ -62,11 +62,6 @@ class FedMIM(Algorithm):
             )
         if fsum(self.alpha) >= 1:
             raise ValueError(f"alpha sums to {fsum(self.alpha):g}, expected less than 1")
-
-    @property
-    def step_scale(self) -> float:
-        """1 - sum alpha."""
-        return 1 - fsum(self.alpha)
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, past=(x0,) * len(self.alpha))
@@ -85,6 +80,9 @@ class FedMIM(Algorithm):
 
     def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
         return y - local.look
+
+    def step_scale(self, y: Vector, local: Local, client: Client) -> float:
+        return 1 - fsum(self.alpha)
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
         return Server(server.x - self.server_lr * mean.delta, (server.x, *server.past[:-1]))

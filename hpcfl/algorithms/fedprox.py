@@ -27,5 +27,7 @@ class FedProx(FedAvg):
     mu: NonNegative = 0.1
     """Weight of the proximal term (mu / 2) norm(y - x)^2."""
 
-    def direction(self, point: Vector, local: Message, grad: Grad, client: Client) -> Vector:
-        return grad(point) + self.mu * (point - local.x)
+    def direction(
+        self, point: Vector, local: Message, grad: Grad, client: Client
+    ) -> tuple[Vector, Message]:
+        return grad(point) + self.mu * (point - local.x), local

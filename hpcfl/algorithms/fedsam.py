@@ -28,8 +28,10 @@ class FedSAM(FedAvg):
     rho: NonNegative = 0.1
     """Radius of the ascent."""
 
-    def direction(self, point: Vector, local: Message, grad: Grad, client: Client) -> Vector:
-        return sharpness_aware(grad, point, self.rho)
+    def direction(
+        self, point: Vector, local: Message, grad: Grad, client: Client
+    ) -> tuple[Vector, Message]:
+        return sharpness_aware(grad, point, self.rho), local
 
 
 def sharpness_aware(grad: Grad, point: Vector, rho: float) -> Vector:

@@ -18,7 +18,7 @@ rounds count.
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Nothing, Upload
 from hpcfl.types import Count, Fraction, NonNegative, Vector
 
 MAX_DEFAULT_TAU = 100_000  # the server keeps tau models
@@ -42,7 +42,9 @@ class Local(NamedTuple):
 class GHB(Algorithm):
     """GHB (generalised heavy-ball momentum, sent by the server)."""
 
-    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
+    refuses_optimizer: ClassVar[str] = (
+        "its local steps have a momentum of their own, algorithm.beta"
+    )
 
     beta: NonNegative = 0.9
     """Momentum factor."""
@@ -53,8 +55,8 @@ class GHB(Algorithm):
     participation: Fraction | None = None
     """C; the job's configured participation when absent."""
 
-    def resolve_defaults(self, participation: float, population: int) -> "GHB":
-        participation = self.participation or participation
+    def resolve(self, facts: Facts) -> "GHB":
+        participation = self.participation or facts.participation
         if self.tau is None and participation * MAX_DEFAULT_TAU < 1:
             raise ValueError(
                 f"takes tau = round(1 / C), which is more than {MAX_DEFAULT_TAU} for "

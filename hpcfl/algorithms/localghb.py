@@ -20,7 +20,7 @@ is in the authors' configuration, not in the paper.
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from hpcfl.algorithms.base import Client, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Client, Facts, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, NonNegative, Scalar, Vector
 
@@ -38,7 +38,9 @@ class Local(NamedTuple):
 class LocalGHB(FedAvg):
     """LocalGHB (generalised heavy-ball momentum, anchored at the client)."""
 
-    refuses_momentum: ClassVar[str] = "its local steps have a momentum of their own, algorithm.beta"
+    refuses_optimizer: ClassVar[str] = (
+        "its local steps have a momentum of their own, algorithm.beta"
+    )
 
     beta: NonNegative = 0.9
     """Momentum factor."""
@@ -47,8 +49,8 @@ class LocalGHB(FedAvg):
     participation: Fraction | None = None
     """C; the job's configured participation when absent (1 outside a job)."""
 
-    def resolve_defaults(self, participation: float, population: int) -> "LocalGHB":
-        return replace(self, participation=self.participation or participation)
+    def resolve(self, facts: Facts) -> "LocalGHB":
+        return replace(self, participation=self.participation or facts.participation)
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(anchor=x0, known=x0.new_zeros(()))

@@ -37,7 +37,7 @@ class Server(NamedTuple):
 class MimeFramework(Algorithm):
     """Mime over any base optimiser; the server holds x and the optimiser's statistics."""
 
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "the server's optimiser, and any momentum of it, stays fixed while its clients train"
     )
 
@@ -57,9 +57,11 @@ class MimeFramework(Algorithm):
     def broadcast(self, server: Any) -> Any:
         return server
 
-    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
+    def direction(
+        self, point: Vector, local: Any, grad: Grad, client: Client
+    ) -> tuple[Vector, Any]:
         corrected = grad(point) - grad(local.x) + client.cohort_grad
-        return self.base_direction(corrected, local, client)
+        return self.base_direction(corrected, local, client), local
 
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         return self.advance(server, mean.delta, cohort.grads[0])

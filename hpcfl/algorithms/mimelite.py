@@ -38,8 +38,10 @@ class MimeLiteFramework(MimeFramework):
         """Each client's own."""
         return "client"
 
-    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
-        return self.base_direction(grad(point), local, client)
+    def direction(
+        self, point: Vector, local: Any, grad: Grad, client: Client
+    ) -> tuple[Vector, Any]:
+        return self.base_direction(grad(point), local, client), local
 
     def finish(
         self, y: Vector, local: Any, message: Any, state: Any, client: Client

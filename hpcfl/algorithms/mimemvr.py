@@ -43,7 +43,7 @@ class Message(NamedTuple):
 class MimeMVR(Algorithm):
     """Mime (Karimireddy et al., 2021) over momentum-based variance reduction, as we read it."""
 
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "its clients follow the server's momentum, which stays fixed while they train"
     )
 
@@ -69,8 +69,10 @@ class MimeMVR(Algorithm):
     def broadcast(self, server: Server) -> Message:
         return Message(server.x, server.m)
 
-    def direction(self, point: Vector, local: Message, grad: Grad, client: Client) -> Vector:
-        return grad(point) + self.beta * (local.m - grad(local.x))
+    def direction(
+        self, point: Vector, local: Message, grad: Grad, client: Client
+    ) -> tuple[Vector, Message]:
+        return grad(point) + self.beta * (local.m - grad(local.x)), local
 
     def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
         x = server.x - self.server_lr * mean.delta

@@ -28,5 +28,7 @@ class MoFedSAM(FedCM):
     rho: NonNegative = 0.1
     """Radius of the ascent."""
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
         return super().direction(point, local, partial(sharpness_aware, grad, rho=self.rho), client)

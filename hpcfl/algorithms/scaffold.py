@@ -58,7 +58,7 @@ class Scaffold(Algorithm):
     """The first c_i: zero, or all clients' full gradients at the initial model, before round 1."""
 
     @property
-    def refuses_momentum(self) -> str:  # type: ignore[override]  # depends on the option
+    def refuses_optimizer(self) -> str:  # type: ignore[override]  # depends on the option
         """For option 2."""
         if self.option == 1:
             return ""
@@ -92,8 +92,10 @@ class Scaffold(Algorithm):
     def begin(self, message: Server, state: State, client: Client) -> Local:
         return Local(correction=message.c - state.c)
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
-        return grad(point) + local.correction
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
+        return grad(point) + local.correction, local
 
     def finish(
         self, y: Vector, local: Local, message: Server, state: State, client: Client

@@ -58,7 +58,7 @@ class Upload(NamedTuple):
 class ServerOnly(Algorithm):
     """The server's optimiser over large-batch gradients (FedSGD)."""
 
-    refuses_momentum: ClassVar[str] = (
+    refuses_optimizer: ClassVar[str] = (
         "its clients take no steps, the server does: algorithm.optimizer"
     )
 
@@ -89,14 +89,15 @@ class ServerOnly(Algorithm):
             return local.x - self.beta * local.past[0]
         return local.x
 
-    def direction(self, point: Vector, local: Local, grad: Grad, client: Client) -> Vector:
+    def direction(
+        self, point: Vector, local: Local, grad: Grad, client: Client
+    ) -> tuple[Vector, Local]:
         gradient = grad(local.x)
         if self.optimizer == "mvr":
             gradient = gradient - self.beta * grad(local.past[0])
-        return gradient
-
-    def update_local(self, local: Local, step: Vector, client: Client) -> Local:
-        return Local(local.x, local.past, local.total + step)
+        decay = self.facts.weight_decay
+        decayed = gradient.add(point, alpha=decay) if decay else gradient
+        return gradient, Local(local.x, local.past, local.total + decayed)
 
     def finish(
         self, y: Vector, local: Local, message: Message, state: Nothing, client: Client

@@ -10,6 +10,7 @@ from hpcfl.checks.model import gradient_at
 from hpcfl.checks.trial import Trial, one_line_errors
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.hook_rules import (
+    SMALL,
     TAKES_AND_RETURNS,
     Member,
     call,
@@ -21,6 +22,7 @@ from hpcfl.engine.hook_rules import (
 )
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import LoadedJob
+from hpcfl.layout import stand_in
 from hpcfl.setup.components import Components
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import restored
@@ -39,7 +41,7 @@ def check_algorithm_without_data(loaded: LoadedJob) -> None:
         one_line_errors(name, "its dry round failed", (algorithm,), advice=TAKES_AND_RETURNS),
         restored(),
     ):
-        require_repeatable_without_data(algorithm, loaded.job.local.sgd)
+        require_repeatable_without_data(algorithm, loaded.job.local.descent(stand_in(SMALL)))
 
 
 def check_server_memory(components: Components) -> None:
@@ -84,7 +86,7 @@ def check_algorithm(trial: Trial) -> None:
     size, lr = len(members), components.job.local_lr(0)
     cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
     with trial.algorithm_errors():
-        require_repeatable(algorithm, components.job.local.sgd, x0, members, cohort)
+        require_repeatable(algorithm, components.descent, x0, members, cohort)
 
 
 def _member(

@@ -22,7 +22,7 @@ from hpcfl.engine.dry_round import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
 from hpcfl.job.resume_rules import input_places
-from hpcfl.job.schema import Job, LoadedJob, resolve_for_population
+from hpcfl.job.schema import Job, LoadedJob, resolve_algorithm
 from hpcfl.job.settings import flatten, written
 from hpcfl.models.base import TORCHVISION
 from hpcfl.models.flat_vector import frozen_note
@@ -76,7 +76,7 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     notes = check_components(components) if components else ()
     population = len(components.rows) if components else loaded.job.data.population
     if not components:
-        loaded = resolve_for_population(loaded, population)
+        loaded = resolve_algorithm(loaded, population)
         _check_files(loaded.job)
         check_algorithm_without_data(loaded)
     in_force = _in_force(components.loaded if components else loaded, components)

@@ -107,7 +107,7 @@ def _sizes(name: str, cls: type[Algorithm]) -> tuple[Sequence[str], Sequence[str
         return ("",) * 4, ["(sizes: hpcfl check of a job that has its settings)"]
     with as_job_error(f"list: {name}", "with its default settings its dry round failed", cls):
         algorithm = cls()
-        refused = algorithm.refuses_momentum
+        refused = algorithm.refuses_optimizer
         return multiples(algorithm), [f"(no local.momentum: {refused})"] if refused else []
 
 

@@ -23,11 +23,13 @@ from hpcfl.engine.hook_rules import (
     full_gradient_points,
     known_to_server,
     require_form,
+    with_facts,
 )
 from hpcfl.errors import BrokenRuleError
+from hpcfl.layout import stand_in
 from hpcfl.local.error_context import client_errors
-from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import ClientResult, ClientTask
+from hpcfl.optim import Descent, Sgd
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 
@@ -37,7 +39,6 @@ LOSS = "train_loss"  # the field that hpcfl adds to an upload; no traffic of a r
 # Parameters up to which the dry round computes on zeros instead of meta tensors, the first of which
 # takes a second and 70 MB, as torch imports its compiler.
 MAX_ZEROS = 2**20
-_PLAIN = Sgd()
 _NEED_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -148,7 +149,7 @@ class _NoValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def dry_round(
-    algorithm: Algorithm, size: int, dtype: torch.dtype, sgd: Sgd = _PLAIN
+    algorithm: Algorithm, size: int, dtype: torch.dtype, descent: Descent | None = None
 ) -> RoundSchema:
     """Do one round of ``algorithm`` on a model with ``size`` parameters, by shapes alone.
 
@@ -156,7 +157,7 @@ def dry_round(
         algorithm: whose hooks are called.
         size: P.
         dtype: of the model.
-        sgd: of the local step.
+        descent: of the local step; plain SGD when None.
 
     Raises:
         BrokenRuleError: a hook changes a tensor in place, draws at random, or returns another
@@ -164,13 +165,14 @@ def dry_round(
         RuntimeError: a hook needs the value of a tensor.
         ValueError, AttributeError, ...: whatever else a faulty algorithm raises.
     """
+    descent = descent or Descent(Sgd(), 0.0, stand_in(size))
     if size > MAX_ZEROS:
-        return _dry_round(algorithm, sgd, size, dtype, "meta")
+        return _dry_round(algorithm, descent, size, dtype, "meta")
     try:
         with _NoValues():  # type: ignore[no-untyped-call]
-            return _as_meta(_dry_round(algorithm, sgd, size, dtype, "cpu"))
+            return _as_meta(_dry_round(algorithm, descent, size, dtype, "cpu"))
     except _NeedsValueError:  # an operation on meta tensors may not
-        return _dry_round(algorithm, sgd, size, dtype, "meta")
+        return _dry_round(algorithm, descent, size, dtype, "meta")
 
 
 def _as_meta(schema: RoundSchema) -> RoundSchema:
@@ -187,13 +189,14 @@ def _as_meta(schema: RoundSchema) -> RoundSchema:
 
 
 def _dry_round(
-    algorithm: Algorithm, sgd: Sgd, size: int, dtype: torch.dtype, device: str
+    algorithm: Algorithm, descent: Descent, size: int, dtype: torch.dtype, device: str
 ) -> RoundSchema:
     """The dry round, on zeros on a device."""
     with torch.device(device):
         # Separate tensors, so that identity tells which of them a state keeps.
         x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
         number = torch.zeros((), dtype=torch.float64)
+    algorithm = with_facts(algorithm, descent)
     server = first_server(algorithm, x0, mean)
     full_points = full_gradient_points(algorithm, server)
     grads = known_to_server(algorithm, [mean for _ in full_points])
@@ -201,14 +204,15 @@ def _dry_round(
     server = call_prepare(algorithm, server, cohort)
     message = call(algorithm, "broadcast", server)
     state = call(algorithm, "init_client", first, lambda: first)
-    client = Client(number, number, number, number, full_grad=full, cohort_grad=mean)
+    client = Client(number, number, number, number, number, full_grad=full, cohort_grad=mean)
     points: list[Tensor] = []
 
     def grad(y: Vector) -> Vector:
         points.append(y)
         return y.clone()
 
-    upload, after, y = call_client_hooks(algorithm, sgd, message, Member(state, client, grad, full))
+    member = Member(state, client, grad, full)
+    upload, after, y = call_client_hooks(algorithm, descent, message, member)
     call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, FullGradientScope, Grad
 from hpcfl.errors import BrokenRuleError, defined
-from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import local_step
+from hpcfl.optim import Descent
 from hpcfl.store.schema import STORED
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import generators
@@ -31,7 +31,8 @@ KEEPS_NOTHING = (
 )
 """Likewise, where a hook sets an attribute of the algorithm."""
 
-_RETURNED = ("the upload", "the client's next state")  # by finish
+_FROM_DIRECTION = ("the direction", "the local quantities")
+_FROM_FINISH = ("the upload", "the client's next state")
 
 
 class ClientHookResults(NamedTuple):
@@ -51,6 +52,15 @@ class Member(NamedTuple):
     grad: Grad
     initial_grad: Vector
     """The client's full gradient at the initial model; [0] unless there is a warm start."""
+
+
+def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
+    """The algorithm, with facts for a trial where it has none, or none of a model."""
+    known = Facts(1.0, 1, "examples", descent.decay, 0.0, nesterov=False, layout=None)
+    facts = getattr(algorithm, "facts", known)
+    if facts.layout is not None:
+        return algorithm
+    return algorithm.with_facts(facts._replace(layout=descent.layout))
 
 
 def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
@@ -184,16 +194,15 @@ class CheckedAlgorithm:
     def __init__(self, algorithm: Algorithm, x: Vector) -> None:
         self._algorithm, self._x = algorithm, x
 
-    @property
-    def step_scale(self) -> float:
-        """The algorithm's."""
-        return self._algorithm.step_scale
-
     def begin(self, message: Any, state: Any, client: Client) -> Any:
         """Return what the algorithm's hook returns, as all hooks here."""
         local = call(self._algorithm, "begin", message, state, client)
         _form(self._algorithm, "begin", local)
         return local
+
+    def first_point(self, message: Any, state: Any, client: Client) -> Vector:
+        """A vector like the model."""
+        return self._vector("first_point", message, state, client)
 
     def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
         """A vector like the model."""
@@ -203,32 +212,29 @@ class CheckedAlgorithm:
         """A vector like the model."""
         return self._vector("gradient_point", y, start, local, client)
 
-    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
-        """A vector like the model."""
-        return self._vector("direction", point, local, grad, client)
+    def direction(
+        self, point: Vector, local: Any, grad: Grad, client: Client
+    ) -> tuple[Vector, Any]:
+        """A vector like the model, and local quantities of the form that ``begin`` returned."""
+        hook = "direction"
+        d, after = self._pair(hook, _FROM_DIRECTION, point, local, grad, client)
+        _require_like(self._algorithm, hook, d, self._x)
+        require_form(self._algorithm, hook, "local quantities", after, "begin", local)
+        return d, after
 
-    def update_local(self, local: Any, d: Vector, client: Client) -> Any:
-        """Of the form that ``begin`` returned."""
-        after = call(self._algorithm, "update_local", local, d, client)
-        what = "local quantities"
-        require_form(self._algorithm, "update_local", what, after, "begin", local)
-        return after
+    def step_scale(self, y: Vector, local: Any, client: Client) -> float | Tensor:
+        """A number, or a vector like the model."""
+        scale: Any = call(self._algorithm, "step_scale", y, local, client)
+        if not isinstance(scale, float | int) and getattr(scale, "shape", None) != ():
+            _require_like(self._algorithm, "step_scale", scale, self._x)
+        return scale  # type: ignore[no-any-return]
 
     def finish(
         self, y: Vector, local: Any, message: Any, state: Any, client: Client
     ) -> tuple[Any, Any]:
         """An upload that has a mean, and a state of the form that ``init_client`` returned."""
         algorithm = self._algorithm
-        returned = call(algorithm, "finish", y, local, message, state, client)
-        if type(returned) is not tuple or len(returned) != len(_RETURNED):
-            kind = type(returned).__name__
-            found = f"a tuple of {len(returned)}" if kind == "tuple" else kind
-            raise broken(
-                algorithm,
-                "finish",
-                f"returns {found}; expected a plain tuple of {' and '.join(_RETURNED)}",
-            )
-        upload, kept = returned
+        upload, kept = self._pair("finish", _FROM_FINISH, y, local, message, state, client)
         _require_tensors(algorithm, "finish", "an upload", upload)
         for name, leaf in zip(upload._fields, upload, strict=True):
             if leaf.dtype == torch.bool or leaf.is_complex():
@@ -249,6 +255,19 @@ class CheckedAlgorithm:
         require_form(algorithm, "finish", "a state", kept, "init_client", state)
         return upload, kept
 
+    def _pair(self, hook: str, expected: Sequence[str], *args: Any) -> tuple[Any, Any]:
+        """The two things that a hook returns."""
+        returned = call(self._algorithm, hook, *args)
+        if type(returned) is not tuple or len(returned) != len(expected):
+            kind = type(returned).__name__
+            found = f"a tuple of {len(returned)}" if kind == "tuple" else kind
+            raise broken(
+                self._algorithm,
+                hook,
+                f"returns {found}; expected a plain tuple of {' and '.join(expected)}",
+            )
+        return returned
+
     def _vector(self, hook: str, *args: Any) -> Vector:
         made: Vector = call(self._algorithm, hook, *args)
         _require_like(self._algorithm, hook, made, self._x)
@@ -256,7 +275,7 @@ class CheckedAlgorithm:
 
 
 def call_client_hooks(
-    algorithm: Algorithm, sgd: Sgd, message: Any, member: Member
+    algorithm: Algorithm, descent: Descent, message: Any, member: Member
 ) -> ClientHookResults:
     """One client's round, of one local step with the job's weight decay and momentum.
 
@@ -271,10 +290,11 @@ def call_client_hooks(
         CheckedAlgorithm(algorithm, message.x),
         with_first_state(algorithm, member),
     )
-    local, y = checked.begin(message, state, client), message.x.clone()
-    start, along, local, _ = local_step(checked, sgd, y, local, sgd.velocity(y), grad, client)
-    y = start - checked.step_scale * client.lr * along
-    upload, kept = checked.finish(y, local, message, state, client)
+    local = checked.begin(message, state, client)
+    y = checked.first_point(message, state, client).clone()
+    step = local_step(checked, descent, y, local, descent.init(y), grad, client)
+    y = step.start - step.scale * client.lr * step.along
+    upload, kept = checked.finish(y, step.local, message, state, client)
     return ClientHookResults(upload, kept, y)
 
 
@@ -292,7 +312,7 @@ def call_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohor
 
 def require_repeatable(
     algorithm: Algorithm,
-    sgd: Sgd,
+    descent: Descent,
     x0: Vector,
     members: Sequence[Callable[[], Member]],
     cohort: Cohort,
@@ -301,7 +321,7 @@ def require_repeatable(
 
     Args:
         algorithm: whose hooks are called.
-        sgd: of the local steps.
+        descent: of the local steps.
         x0: the initial model.
         members: each makes the inputs of a client, with the same values at every call.
         cohort: the round's.
@@ -321,12 +341,12 @@ def require_repeatable(
     _require_same(algorithm, "prepare", prepared, call_prepare(algorithm, server, cohort))
     message = call(algorithm, "broadcast", prepared)
     _require_first_point(algorithm, points, message)
-    once = [call_client_hooks(algorithm, sgd, message, made()) for made in members]
+    once = [call_client_hooks(algorithm, descent, message, made()) for made in members]
     for result in once[1:]:
         require_form(
             algorithm, "finish", "an upload", result.upload, "for another client", once[0].upload
         )
-    again = [call_client_hooks(algorithm, sgd, message, made()) for made in reversed(members)]
+    again = [call_client_hooks(algorithm, descent, message, made()) for made in reversed(members)]
     for first, second in zip(once, reversed(again), strict=True):
         _require_same(algorithm, "finish", first, second)
     uploads = [result.upload for result in once]
@@ -339,25 +359,29 @@ def require_repeatable(
     _require_first_point(algorithm, points, message)
 
 
-def require_repeatable_without_data(algorithm: Algorithm, sgd: Sgd) -> None:
+def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> None:
     """The same on a small model of made-up values, where no data are at hand.
+
+    Args:
+        algorithm: whose hooks are called.
+        descent: of the local steps, of a model of ``SMALL`` parameters.
 
     Raises:
         BrokenRuleError, Exception: see ``require_repeatable``.
     """
     generator = torch.Generator().manual_seed(0)
     x0, *noise = (torch.randn(SMALL, generator=generator) for _ in range(3))
-    number = torch.ones((), dtype=torch.float64)
+    algorithm, number = with_facts(algorithm, descent), torch.ones((), dtype=torch.float64)
 
     def made(noise: Vector) -> Member:
         state = call(algorithm, "init_client", x0, x0.clone)
-        client = Client(0 * number, number, 0.1 * number, number, noise, noise)
+        client = Client(0 * number, 0 * number, number, 0.1 * number, number, noise, noise)
         return Member(state, client, lambda y: y + noise, noise)
 
     members = [lambda own=own: made(own) for own in noise]
     points = full_gradient_points(algorithm, first_server(algorithm, x0, noise[0]))
     grads = known_to_server(algorithm, [point + noise[0] for point in points])
-    require_repeatable(algorithm, sgd, x0, members, Cohort(0, 2, 4, 0.1, grads))
+    require_repeatable(algorithm, descent, x0, members, Cohort(0, 2, 4, 0.1, grads))
 
 
 def require_form(

@@ -43,13 +43,13 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
         except DivergedError:
             hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there
             raise
-        done = t + 1
+        done, x = t + 1, run.algorithm.evaluated(server)
         if schedule.evaluation_due(done):
             with round_errors(done):
-                record |= hooks.evaluate(done, server.x)
+                record |= hooks.evaluate(done, x)
             timer.mark("evaluate")
         busy = timer.write_to(record)
-        hooks.record(record, busy, server.x)
+        hooks.record(record, busy, x)
         if not agreed.writing:
             hooks.commit_checkpoint(done)
         if agreed.stop or agreed.save or schedule.checkpoint_due(done):

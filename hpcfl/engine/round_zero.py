@@ -28,11 +28,11 @@ def run_round_zero(run: Run, server: Any) -> Any:
         if run.algorithm.warm_start:
             server = warm_start(run, server, record)
         if evaluated:
-            record |= run.hooks.evaluate(0, server.x)
+            record |= run.hooks.evaluate(0, run.algorithm.evaluated(server))
             run.timer.mark("evaluate")
     if evaluated or run.algorithm.warm_start:
         busy = run.timer.write_to(record)
-        run.hooks.record(record, busy, server.x)
+        run.hooks.record(record, busy, run.algorithm.evaluated(server))
     return server
 
 

@@ -19,7 +19,7 @@ from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import readable
 from hpcfl.job.schema import Job, LoadedJob
-from hpcfl.models.flat_vector import ParameterLayout, buffers
+from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
@@ -188,7 +188,11 @@ def _arrays(
     if clients:
         table = Table.load(checkpoint.folder, folder.stores, found.row_tables)
         states = _states(table, stored(job, schema))
-    return {"x": _array(found.server.x), "round": np.array(checkpoint.round), **states}
+    return {
+        "x": _array(job.algorithm.evaluated(found.server)),
+        "round": np.array(checkpoint.round),
+        **states,
+    }
 
 
 def _states(table: Table, kept: StateSchema) -> dict[str, NDArray[Any]]:
@@ -217,7 +221,7 @@ def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]
     x = torch.from_numpy(arrays["x"])
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
     model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
-    size = ParameterLayout.of(model).total
+    size = layout_of(model).total
     if size != x.numel():
         raise StoreError(
             f"{folder.root}: the model has {size} parameters with the data and code as they are "

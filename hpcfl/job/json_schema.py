@@ -11,6 +11,7 @@ from hpcfl.job.description import DescribedSchema
 from hpcfl.job.registry import REGISTRIES, Registry
 from hpcfl.job.schema import Job
 from hpcfl.job.tasks import TASKS
+from hpcfl.optim import OPTIMIZERS
 
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the one that most editors know
 Schema = dict[str, Any]
@@ -43,6 +44,10 @@ def job_schema() -> Schema:
         del sections[_name(job["properties"][kind.section])]  # of the base class
         choices = _choices(kind, own, sections)
         job["properties"][kind.section] = {"description": description, "anyOf": choices}
+    # A name stands for its section.
+    names = [kind for kind in OPTIMIZERS if kind != "own"]
+    optimizer = sections["Local"]["properties"]["optimizer"]
+    optimizer["oneOf"] += [{"enum": names}, {"type": "string", "pattern": r"\."}]
     job["properties"]["task"]["anyOf"] = [{"enum": sorted(TASKS)}, {"type": "null"}]
     job["required"] = [key for key in job["required"] if key not in ("data", "model")]
     job["anyOf"] = [{"required": ["task"]}, {"required": ["data", "model"]}]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
-from inspect import get_annotations, isabstract
+from inspect import get_annotations, isabstract, signature
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
@@ -27,8 +27,11 @@ RENAMED: Mapping[type[Any], Mapping[str, str]] = {
     Algorithm: {
         "displace": "start_point",
         "lookahead": "gradient_point",
-        "remember": "update_local",
-        "settle": "resolve_defaults",
+        "remember": "direction, which returns the new local quantities too",
+        "update_local": "direction, which returns the new local quantities too",
+        "settle": "resolve(facts)",
+        "resolve_defaults": "resolve(facts)",
+        "refuses_momentum": "refuses_optimizer",
         "plain": "unweighted",
         "derived": "not_transmitted",
         "counted": "traffic_note",
@@ -135,11 +138,14 @@ def check_names(at: str, name: str, found: type[Any], base: type[Any]) -> None:
     for cls in found.__mro__:
         if cls.__module__.partition(".")[0] in ("hpcfl", "builtins", "abc"):
             continue
-        for key in sorted(vars(cls).keys() - settings):
-            if new := RENAMED.get(base, {}).get(key):
-                raise JobError(
-                    f"{at}: {name!r} defines {key}, which is called {new} now; rename it"
-                )
+        own = sorted(vars(cls).keys() - settings)
+        if former := [key for key in own if key in RENAMED.get(base, {})]:
+            now = "; ".join(f"{key} is now {RENAMED[base][key]}" for key in former)
+            raise JobError(f"{at}: {name!r} defines former names, which nothing calls: {now}")
+        for key in own:
+            if isinstance(vars(cls)[key], property) and callable(getattr(base, key, None)):
+                hook = f"{key}({', '.join(signature(getattr(base, key)).parameters)})"
+                raise JobError(f"{at}: {name!r} has a property {key}, expected a method {hook}")
             meant = get_close_matches(key, known, 1, cutoff=0.85)
             if key[0] != "_" and meant and key not in known:
                 use, what = ("calls", "method") if callable(vars(cls)[key]) else ("reads", "name")

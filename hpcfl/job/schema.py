@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, Facts
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
@@ -22,7 +22,7 @@ from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import MOVED, REGISTRIES, SECTION, shown, suggestion
 from hpcfl.job.run_name import run_name
 from hpcfl.job.tasks import TASKS
-from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics
+from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics, check_optimizer
 from hpcfl.job.yaml_file import (
     JobFile,
     Key,
@@ -35,6 +35,7 @@ from hpcfl.job.yaml_file import (
     rename_old_keys,
     tuples,
 )
+from hpcfl.layout import Layout
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
@@ -345,11 +346,17 @@ def _require_coherent(job: Job, file: JobFile) -> None:
             f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
             "which takes one client at a time; say executor: block, or block_size: null"
         )
-    if job.local.momentum and job.algorithm.refuses_momentum:
-        name, key = file.tree["algorithm"]["name"], ("local", "momentum")
+    name, refused = file.tree["algorithm"]["name"], job.algorithm.refuses_optimizer
+    if job.local.momentum and refused:
         raise JobError(
-            f"{file.where(key)}: local.momentum: found {job.local.momentum:g}, but {name} takes "
-            f"none ({job.algorithm.refuses_momentum}); set local.momentum=0, or another algorithm"
+            f"{file.where(('local', 'momentum'))}: local.momentum: found {job.local.momentum:g}, "
+            f"but {name} takes none ({refused}); set local.momentum=0, or another algorithm"
+        )
+    if not isinstance(job.local.optimizer, str) and refused:
+        raise JobError(
+            f"{file.where(('local', 'optimizer'))}: local.optimizer: found "
+            f"{job.local.optimizer.kind}, but {name} takes plain SGD alone ({refused}); set "
+            "local.optimizer=sgd, or another algorithm"
         )
 
 
@@ -370,12 +377,13 @@ def _require_rates(job: Job, file: JobFile) -> None:
 
 
 def _require_user_code(job: Job, file: JobFile) -> None:
-    """Import the metrics and the callbacks that a job names.
+    """Import the metrics, the callbacks and the optimiser that a job names.
 
     Raises:
         JobError: one cannot be imported, or is something else.
     """
     check_metrics(f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics", job.evaluate.metrics)
+    check_optimizer(f"{file.where(('local', 'optimizer'))}: local.optimizer", job.local.optimizer)
     check_callbacks(
         job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
     )
@@ -416,15 +424,18 @@ def with_resolved_algorithm(loaded: LoadedJob, algorithm: Algorithm) -> LoadedJo
     return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
 
 
-def resolve_for_population(loaded: LoadedJob, population: int | None) -> LoadedJob:
-    """Resolve the defaults that depend on the number of clients, and check the job against it.
+def resolve_algorithm(
+    loaded: LoadedJob, population: int | None, layout: Layout | None = None
+) -> LoadedJob:
+    """Give the algorithm its facts, resolve its defaults, and check the job against them.
 
     Args:
         loaded: the job.
         population: the number of clients; None if only the data knows it: nothing is resolved.
+        layout: of the model; None where it is not built.
 
     Raises:
-        JobError: the cohorts, the blocks or the algorithm do not fit the number of clients.
+        JobError: the cohorts, the blocks or the algorithm do not fit the clients or the model.
     """
     job = loaded.job
     # Without the number of clients, no cohort is too large.
@@ -433,14 +444,28 @@ def resolve_for_population(loaded: LoadedJob, population: int | None) -> LoadedJ
         return loaded
     check_full_blocks(job, population)
     name = loaded.tree["algorithm"]["name"]
-    hook = type(job.algorithm).resolve_defaults
+    hook = type(job.algorithm).resolve
     with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", hook):
+        facts = facts_of(job, population, layout)
         try:
-            participation = job.cohort.participation(population)
-            algorithm = job.algorithm.resolve_defaults(participation, population)
+            algorithm = job.algorithm.resolve(facts).with_facts(facts)
         except ValueError as e:
             raise JobError(f"algorithm.name: {name} {e}") from e
     return with_resolved_algorithm(loaded, algorithm)
+
+
+def facts_of(job: Job, population: int, layout: Layout | None) -> Facts:
+    """What an algorithm may know of a job."""
+    local = job.local
+    return Facts(
+        participation=job.cohort.participation(population),
+        population=population,
+        weights=job.weights,
+        weight_decay=local.weight_decay,
+        momentum=local.momentum,
+        nesterov=local.nesterov,
+        layout=layout,
+    )
 
 
 def add_task_defaults(file: JobFile) -> None:

@@ -9,6 +9,7 @@ from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined, descr
 from hpcfl.evaluation.user_metrics import UserMetric
 from hpcfl.io.packages import installed, refuse_shadow
 from hpcfl.job.registry import check_names, import_dotted, shown, suggestion
+from hpcfl.optim import Optimizer, Own
 from hpcfl.seeds import key
 from hpcfl.user_code.names import short_name
 
@@ -45,6 +46,27 @@ def check_metrics(at: str, paths: Sequence[str]) -> None:
                 UserMetric(path, found)
             except BrokenRuleError as e:
                 raise JobError(f"{at}: {name} {e}") from e
+
+
+def check_optimizer(at: str, optimizer: Optimizer | str) -> None:
+    """Import and make the optimiser of a job, where it is a class of the user's.
+
+    Args:
+        at: where it is named, for messages.
+        optimizer: of the local steps.
+
+    Raises:
+        JobError: the class cannot be imported or made, or is something else.
+    """
+    if not isinstance(optimizer, Own):
+        return
+    cls, name = import_dotted(at, optimizer.of), short_name(optimizer.of)
+    if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
+        raise JobError(
+            f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.optim.Optimizer"
+        )
+    with as_job_error(f"{at}: {name}", "cannot be made with its keys", cls.__init__):
+        cls(**optimizer.keys)
 
 
 def check_callbacks(entries: Sequence[CallbackEntry], where: Callable[[int], str]) -> None:

@@ -25,8 +25,8 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import ClientResult, ClientTask, local_step
 from hpcfl.types import Vector
 
-# y [K, P]; the clients' local quantities, [K, ...] each; the velocities [K, P], or [K, 0]
-Carry = tuple[Tensor, Any, Tensor]
+# y [K, P]; the clients' local quantities and the states of the optimiser, [K, ...] each
+Carry = tuple[Tensor, Any, Any]
 StepFunction = Callable[[Carry, Client, Step], tuple[Carry, Tensor]]
 
 
@@ -34,8 +34,8 @@ class Block:
     """Trains the clients of a rank, K at a time.
 
     Args:
-        sequential: the executor for one client at a time; its algorithm and its SGD apply here
-            too.
+        sequential: the executor for one client at a time; its algorithm and its optimiser apply
+            here too.
         gradients: of K models.
         batches: pads the clients' batches to one width.
         shared: for each field of a client's state, whether it is the model that the client
@@ -100,11 +100,14 @@ class Block:
         clients = self._stack([task.client for task in tasks])
         clients = tree_map(lambda leaf: leaf.to(device), clients)
         before = self._stack(states)
-        begin = vmap(lambda state, client: self._algorithm.begin(message, state, client))
+
+        def begin(state: Any, client: Client) -> Carry:
+            local = self._algorithm.begin(message, state, client)
+            y = self._algorithm.first_point(message, state, client)
+            return y, local, self._sequential.descent.init(y)
+
         with self._reductions():
-            local = begin(before, clients)
-        y = message.x.expand(self._size, -1)
-        carry: Carry = y, local, self._sequential.sgd.velocity(y)
+            carry: Carry = vmap(begin)(before, clients)
         # In float64, as in the sequential executor: a sum of many steps' losses.
         total = torch.zeros(self._size, dtype=torch.float64, device=device)
         for step in self._batches.steps(tasks):
@@ -146,13 +149,13 @@ class Block:
         self, carry: Carry, clients: Client, step: Step
     ) -> tuple[Carry, Tensor]:
         """One local step of K clients, and their losses [K]: 0 for inactive clients."""
-        algorithm, sgd = self._algorithm, self._sequential.sgd
+        algorithm, descent = self._algorithm, self._sequential.descent
 
         def gradients(points: Tensor) -> tuple[Tensor, Tensor]:
             return self._gradients(points, step.batches)
 
         def step_one(
-            y: Vector, local: Any, velocity: Vector, client: Client, active: Tensor
+            y: Vector, local: Any, state: Any, client: Client, active: Tensor
         ) -> tuple[Carry, Tensor]:
             losses: list[Tensor] = []
 
@@ -161,17 +164,17 @@ class Block:
                 losses.append(loss)
                 return gradient  # type: ignore[no-any-return]
 
-            start, along, new_local, new_velocity = local_step(
-                algorithm, sgd, y, local, velocity, grad, client
+            start, along, scale, new_local, new_state = local_step(
+                algorithm, descent, y, local, state, grad, client._replace(step=step.number)
             )
-            new_y = start - algorithm.step_scale * client.lr * along
+            new_y = start - scale * client.lr * along
             loss = losses[0] if losses else torch.zeros_like(client.lr)
             # A client that has finished must not move: the gradient of its filled batch is not its
             # own.  A leaf that a hook returned unchanged needs no selection.
             carried = tree_map(
                 lambda new, old: old if new is old else torch.where(active, new, old),
-                (new_y, new_local, new_velocity),
-                (y, local, velocity),
+                (new_y, new_local, new_state),
+                (y, local, state),
             )
             return carried, loss.masked_fill(~active, 0.0)
 

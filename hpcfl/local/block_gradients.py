@@ -13,7 +13,7 @@ from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import Convolutions, VmapLayers
 from hpcfl.local.step import clipped
 from hpcfl.models.dropout import dropouts
-from hpcfl.models.flat_vector import ParameterLayout
+from hpcfl.models.flat_vector import layout_of
 from hpcfl.types import Batch, Loss
 
 _ROUNDING = 0.05  # of a gradient's norm: more than the rounding of bfloat16
@@ -49,7 +49,7 @@ class BlockGradients:
         clip: float | None = None,
     ) -> None:
         self._model, self._loss, self._convolutions = model, loss, convolutions
-        self._layout, self._dropouts = ParameterLayout.of(model), dropouts(model)
+        self._layout, self._dropouts = layout_of(model), dropouts(model)
         device = next(model.parameters()).device.type
         self.on_gpu = device != "cpu"
         self._precision = partial(autocast_bfloat16, device) if bf16 else nullcontext

@@ -136,6 +136,7 @@ class ClientPool:
             round=round,
             client=Client(
                 round=_number(round),
+                step=_number(0),
                 steps=_number(steps),
                 lr=_number(self._local_lr(round)),
                 examples=_number(count),

@@ -19,6 +19,7 @@ class Step(NamedTuple):
 
     batches: Batches
     active: Tensor  # [K], whether the client has this step
+    number: Tensor  # k, of the step; 0-d float64
 
 
 class PaddedBatches:
@@ -49,7 +50,8 @@ class PaddedBatches:
         for step, (inputs, labels, counts) in enumerate(batches):
             if step == 0:
                 seeds = to_device(seeds, labels.device)
-            yield Step(Batches(inputs, labels, counts, seeds + step), counts[:, 0] > 0)
+            number = torch.full((), step, dtype=torch.float64, device=seeds.device)
+            yield Step(Batches(inputs, labels, counts, seeds + step), counts[:, 0] > 0, number)
 
 
 def _from_tasks(tasks: Sequence[ClientTask], size: int, width: int) -> Iterator[PaddedBatch]:

@@ -7,20 +7,21 @@ import torch
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.local.error_context import client_errors
-from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient, local_step
+from hpcfl.optim import Descent, Sgd
 from hpcfl.types import Vector
 
-_STEP_HOOKS = ("start_point", "gradient_point", "direction", "update_local")
+_STEP_HOOKS = ("first_point", "start_point", "gradient_point", "direction", "step_scale")
 
 
 class Sequential:
     """Trains the clients of a rank, in the order of their tasks."""
 
-    def __init__(self, algorithm: Algorithm, gradient: Gradient, sgd: Sgd) -> None:
-        self.algorithm, self.gradient, self.sgd = algorithm, gradient, sgd
+    def __init__(self, algorithm: Algorithm, gradient: Gradient, descent: Descent) -> None:
+        self.algorithm, self.gradient, self.descent = algorithm, gradient, descent
         default = (getattr(type(algorithm), h) is getattr(Algorithm, h) for h in _STEP_HOOKS)
-        self._plain_sgd = gradient.clip is None and not sgd.momentum and all(default)
+        plain = descent.optimizer == Sgd()
+        self._plain_sgd = gradient.clip is None and plain and all(default)
 
     def full_gradients(
         self, points: Sequence[Vector], tasks: Iterable[ClientTask]
@@ -63,26 +64,32 @@ class Sequential:
     def _train_one(
         self, message: Any, task: ClientTask, state: Any, local_models: bool
     ) -> ClientResult:
-        algorithm, gradient, sgd, client = self.algorithm, self.gradient, self.sgd, task.client
+        algorithm, gradient, client = self.algorithm, self.gradient, task.client
         with client_errors(task, "begin"):
             local = algorithm.begin(message, state, client)
-        y, velocity = message.x.clone(), sgd.velocity(message.x)
+            y = algorithm.first_point(message, state, client).clone()
+        optimizer = self.descent.init(y)
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
-        lr, steps = algorithm.step_scale * float(client.lr), int(client.steps)
+        lr, steps = float(client.lr), int(client.steps)
         with client_errors(task, "step") as at:
             for k in range(steps):
                 at.step = k
                 batch, seed = next(task.batches), task.dropout_seed + k
                 if self._plain_sgd:  # same bits as below; the gradient is not joined to a vector
-                    loss += gradient.descend(y, batch, seed, lr, sgd.weight_decay)
+                    loss += gradient.descend(y, batch, seed, lr, self.descent.decay)
                     continue
                 grad = BatchGradient(gradient, batch, seed)
-                start, along, local, velocity = local_step(
-                    algorithm, sgd, y, local, velocity, grad, client
+                now = client._replace(step=torch.tensor(k, dtype=torch.float64))
+                start, along, scale, local, optimizer = local_step(
+                    algorithm, self.descent, y, local, optimizer, grad, now
                 )
                 if grad.loss is not None:
                     loss += grad.loss
-                torch.add(start, along, alpha=-lr, out=y)
+                # A new tensor: a hook may have kept the point, which is y, in ``local``.
+                if isinstance(scale, torch.Tensor):
+                    y = start - scale * client.lr * along
+                else:
+                    y = torch.add(start, along, alpha=-scale * lr)
         with client_errors(task, "finish"):
             upload, after = algorithm.finish(y, local, message, state, client)
         return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from hpcfl.algorithms.base import Client, Grad
 from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import BrokenRuleError
+from hpcfl.layout import Layout
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import aligned
-from hpcfl.local.sgd import Sgd
 from hpcfl.models.dropout import dropouts
-from hpcfl.models.flat_vector import ParameterLayout, trained
+from hpcfl.models.flat_vector import layout_of, trained
+from hpcfl.optim import Descent, OptimizerConfig, Sgd
 from hpcfl.types import (
     Batch,
     Count,
@@ -38,7 +39,7 @@ from hpcfl.types import (
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Section):
-    """The ``local`` section of a job: the clients' SGD, to which an algorithm adds its terms."""
+    """The ``local`` section of a job: the clients' steps, to which an algorithm adds its terms."""
 
     lr: Positive
     """eta, the local learning rate of round 0."""
@@ -55,8 +56,12 @@ class Local(Section):
     """Examples in a step's batch; full: all examples of the client."""
     drop_last: bool = False
     """Skip the last batch of a pass if it is smaller than the others and not the only one."""
+    optimizer: OptimizerConfig = "sgd"
+    """Of the steps, from a fresh state in every round: sgd, adam, adamw, muon, or a dotted path; or
+    a section of its ``kind`` and keys."""
     weight_decay: NonNegative = 0.0
-    """lambda: lambda times the point of the gradient is added to each step's direction."""
+    """lambda: lambda times the point of the gradient is added to each step's direction, or, with
+    adamw and muon, to what the optimiser makes of it."""
     momentum: Decay = 0.0
     """mu of the clients' SGD: v <- mu v + direction with its weight decay; steps follow v, which is
     0 at the start of every round."""
@@ -73,16 +78,22 @@ class Local(Section):
                 f"schedule cosine has no lr_decay, found {self.lr_decay}; remove lr_decay, or set "
                 "schedule: exponential"
             )
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"momentum: found {self.momentum:g}, which is of optimizer sgd alone; set "
+                "momentum: 0, or optimizer: sgd"
+            )
         if self.nesterov and not self.momentum:
             raise ValueError(
                 f"nesterov: found true with momentum {self.momentum:g}, which it would not change; "
                 "set momentum (0.9 is usual), or nesterov: false"
             )
 
-    @property
-    def sgd(self) -> Sgd:
-        """The optimiser of the local steps."""
-        return Sgd(weight_decay=self.weight_decay, momentum=self.momentum, nesterov=self.nesterov)
+    def descent(self, layout: Layout) -> Descent:
+        """The optimiser of the local steps of a model."""
+        sgd = Sgd(momentum=self.momentum, nesterov=self.nesterov)
+        optimizer = sgd if isinstance(self.optimizer, str) else self.optimizer
+        return Descent(optimizer, self.weight_decay, layout)
 
     def lr_of_round(self, round: int, rounds: int) -> float:
         """The learning rate eta of ``round``, counted from zero, out of ``rounds``."""
@@ -109,40 +120,52 @@ class StepHooks(Protocol):
         """Where the gradient is taken."""
         ...
 
-    def direction(self, point: Vector, local: Any, grad: Grad, client: Client) -> Vector:
-        """Along which the client goes downhill."""
+    def direction(
+        self, point: Vector, local: Any, grad: Grad, client: Client
+    ) -> tuple[Vector, Any]:
+        """Along which the client goes downhill, and its new local quantities."""
         ...
 
-    def update_local(self, local: Any, d: Vector, client: Client) -> Any:
-        """The local quantities after the step."""
+    def step_scale(self, y: Vector, local: Any, client: Client) -> float | Tensor:
+        """The factor on the learning rate."""
         ...
+
+
+class LocalStep(NamedTuple):
+    """One local step but its last line, y = start - scale lr along, which callers compute."""
+
+    start: Vector
+    along: Vector
+    scale: float | Tensor  # a number, or a vector [P]
+    local: Any  # what the client keeps between the steps of a round
+    state: Any  # of the optimiser
 
 
 def local_step(
-    hooks: StepHooks, sgd: Sgd, y: Vector, local: Any, velocity: Vector, grad: Grad, client: Client
-) -> tuple[Vector, Vector, Any, Vector]:
-    """One local step but its last line, y = start - eta along, which callers do as suits them.
-
-    Pure, so that it can be computed under ``torch.func.vmap`` too.
+    hooks: StepHooks,
+    descent: Descent,
+    y: Vector,
+    local: Any,
+    state: Any,
+    grad: Grad,
+    client: Client,
+) -> LocalStep:
+    """Take a local step but its last line; pure, so that ``torch.func.vmap`` can compute it too.
 
     Args:
         hooks: of the algorithm.
-        sgd: adds weight decay and momentum.
+        descent: the job's optimiser.
         y: [P], the client's model.
         local: what it keeps between the steps of a round.
-        velocity: after the step before.
+        state: of the optimiser, after the step before.
         grad: the gradient of the step's batch at a point.
         client: the client.
-
-    Returns:
-        start [P], along [P], and the new ``local`` and ``velocity``.
     """
     start = hooks.start_point(y, local, client)
     point = hooks.gradient_point(y, start, local, client)
-    d = sgd.decayed(hooks.direction(point, local, grad, client), point)
-    local = hooks.update_local(local, d, client)
-    along, velocity = sgd.step(d, velocity)
-    return start, along, local, velocity
+    d, local = hooks.direction(point, local, grad, client)
+    along, state = descent.step(d, point, state)
+    return LocalStep(start, along, hooks.step_scale(y, local, client), local, state)
 
 
 class ClientTask(NamedTuple):
@@ -224,7 +247,7 @@ class Gradient:
         self, model: nn.Module, loss: Loss, *, bf16: bool = False, clip: float | None = None
     ) -> None:
         self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
-        self._layout = ParameterLayout.of(model)
+        self._layout = layout_of(model)
         self._parameters: list[Tensor] = list(trained(model).values())
         self._precision = (
             partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext

@@ -4,41 +4,33 @@ Parameters that do not require a gradient are frozen: they are no part of the ve
 and moved as buffers are.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 
+from hpcfl.layout import Layout
 from hpcfl.types import Vector
 
+_NORMALIZATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
-class ParameterLayout(NamedTuple):
-    """The trained parameters in a flat vector: in ``named_parameters()`` order, each row-major."""
 
-    names: tuple[str, ...]
-    shapes: tuple[Size, ...]
-    sizes: tuple[int, ...]
+def layout_of(model: nn.Module) -> Layout:
+    """The layout of ``model``'s trained parameters."""
+    named, own = trained(model), {id(p): name for name, p in trained(model).items()}
 
-    @staticmethod
-    def of(model: nn.Module) -> "ParameterLayout":
-        """The layout of ``model``'s trained parameters."""
-        named = trained(model)
-        return ParameterLayout(
-            tuple(named),
-            tuple(p.shape for p in named.values()),
-            tuple(p.numel() for p in named.values()),
-        )
+    def names(layers: Iterable[nn.Module]) -> tuple[str, ...]:
+        found = (own.get(id(p)) for layer in layers for p in layer.parameters())
+        return tuple(name for name in found if name is not None)
 
-    @property
-    def total(self) -> int:
-        """P, the number of parameters."""
-        return sum(self.sizes)
-
-    def views(self, x: Vector) -> list[Tensor]:
-        """Views of ``x``, one for each parameter, in order."""
-        pieces = torch.split_with_sizes(x, self.sizes)
-        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+    modules = list(model.modules())
+    dense = [layer for layer in modules if isinstance(layer, nn.Linear) and names([layer])]
+    return Layout(
+        tuple(named),
+        tuple(tuple(p.shape) for p in named.values()),
+        normalization=frozenset(names(m for m in modules if isinstance(m, _NORMALIZATION))),
+        last_dense=names(dense[-1:]),
+    )
 
 
 def flatten(tensors: Sequence[Tensor]) -> Vector:
@@ -72,6 +64,6 @@ def frozen_note(model: nn.Module) -> str:
 def load(model: nn.Module, x: Vector) -> None:
     """Copy ``x`` into the model's trained parameters."""
     with torch.no_grad():
-        views = ParameterLayout.of(model).views(x)
+        views = layout_of(model).views(x)
         for parameter, view in zip(trained(model).values(), views, strict=True):
             parameter.copy_(view)

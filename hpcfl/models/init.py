@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfl.errors import JobError
-from hpcfl.models.flat_vector import ParameterLayout, buffers
+from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.normalization import STATISTICS
 from hpcfl.models.weights import read_weights
 
@@ -57,7 +57,7 @@ def _other_names(model: nn.Module, names: Collection[str]) -> list[str]:
 
 def _cut(vector: Tensor, model: nn.Module, path: Path) -> dict[str, Tensor]:
     """The parameters in a flat vector."""
-    layout = ParameterLayout.of(model)
+    layout = layout_of(model)
     if len(vector) != layout.total:
         raise JobError(
             f"model.init: {path}: a vector of shape ({len(vector)},), the model has "

@@ -12,7 +12,7 @@ from hpcfl.engine.dry_round import nbytes
 from hpcfl.io.memory import number, return_freed_memory
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
-from hpcfl.models.flat_vector import ParameterLayout
+from hpcfl.models.flat_vector import layout_of
 from hpcfl.plan.full_gradients import diagnosed_rounds, full_gradient_means, full_gradients
 from hpcfl.setup.client_store import GIB
 from hpcfl.setup.components import Components
@@ -72,7 +72,7 @@ def _kept(components: Components, examples: int) -> tuple[int, int]:
     batch = Batch(inputs, data.train.labels[:examples])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         components.gradient().stochastic(components.x0, batch, 0)
-    own = {view.data_ptr() for view in ParameterLayout.of(components.model).views(components.x0)}
+    own = {view.data_ptr() for view in layout_of(components.model).views(components.x0)}
     return sum(sizes.values()), max((n for at, n in sizes.items() if at not in own), default=0)
 
 
@@ -166,10 +166,11 @@ def memory(
     if states > cache:  # a cohort's were read, the next one's are, new ones are being written
         visit += 3 * nbytes(schema.state)
     whole, largest = job.evaluate.batch_size, max(map(len, components.rows))
-    velocity = bool(job.local.momentum)  # one more vector for each client that trains
-    batch, vectors, inputs = _batch(components), TRAINING + velocity, 0
+    # Of each client that trains, in vectors: the state of its optimiser.
+    optimizer = -(-nbytes(components.descent.init(components.x0.to("meta"))) // vector)
+    batch, vectors, inputs = _batch(components), TRAINING + optimizer, 0
     if job.executor != "sequential":
-        vectors = (BLOCK_TRAINING + velocity) * components.concurrent_clients
+        vectors = (BLOCK_TRAINING + optimizer) * components.concurrent_clients
         batch = padded_width(batch, components.device, bf16=job.precision == "bf16")
         inputs = (
             COPIES

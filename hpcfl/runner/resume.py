@@ -1,6 +1,7 @@
 """Resume a run: from the newest checkpoint of its directory, or as a ``ResumeRequest`` says."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from hpcfl.checkpoint import buffers
 from hpcfl.checkpoint.format import read_checkpoint

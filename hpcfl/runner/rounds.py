@@ -51,7 +51,7 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
             raise StoreError(str(e), exit_code=1, collective=e.collective, prints=e.prints) from e
         if comm.rank == 0 and not finished:
             warn_of_divergence(session, progress)
-    final: Vector = server.x.cpu()
+    final: Vector = components.algorithm.evaluated(server).cpu()
     return final
 
 

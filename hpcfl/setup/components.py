@@ -34,7 +34,7 @@ from hpcfl.errors import (
     is_fault_of_hpcfl,
     one_line,
 )
-from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_for_population
+from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.evaluation_set import EvaluationSet
@@ -42,8 +42,9 @@ from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
-from hpcfl.models.flat_vector import buffers
+from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.losses import LOSSES
+from hpcfl.optim import Descent
 from hpcfl.seeds import key
 from hpcfl.setup.client_store import make_client_store
 from hpcfl.setup.configure_torch import configure_torch
@@ -90,6 +91,11 @@ class Components:
     def algorithm(self) -> Algorithm:
         """The algorithm, with its defaults resolved."""
         return self.loaded.job.algorithm
+
+    @property
+    def descent(self) -> Descent:
+        """The optimiser of the local steps."""
+        return self.job.local.descent(layout_of(self.model))
 
     def random_init(self, client: int) -> RandomInit:
         """The client's source of random initialisations: always the same one."""
@@ -182,7 +188,7 @@ class Components:
             JobError: the model cannot be trained in blocks of clients, as the job wants; or the
             executor is ``auto``, which is resolved when a run starts.
         """
-        job, one = self.job, Sequential(self.algorithm, gradient, self.job.local.sgd)
+        job, one = self.job, Sequential(self.algorithm, gradient, self.descent)
         if job.executor == "sequential":
             return one
         if job.executor == "auto":
@@ -297,18 +303,19 @@ def build_components(
         # A client keeps its own transform, whatever its number among those that train.
         personal, numbers = dataset.personal, split.clients.tolist()
         dataset = replace(dataset, personal=lambda client: personal(numbers[client]))
-    loaded = resolve_for_population(loaded, len(split.rows))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
-    schema = _dry_round(loaded, x0)
+    layout = layout_of(model)
+    loaded = resolve_algorithm(loaded, len(split.rows), layout)
+    schema = _dry_round(loaded, x0, loaded.job.local.descent(layout))
     model, x0 = model.to(device), x0.to(device)
     return Components(loaded, dataset, split, model, x0, skipped, schema, device)
 
 
-def _dry_round(loaded: LoadedJob, x0: Vector) -> RoundSchema:
+def _dry_round(loaded: LoadedJob, x0: Vector, descent: Descent) -> RoundSchema:
     """The dry round of the job's algorithm; an error of a user's class becomes one line."""
     algorithm = loaded.job.algorithm
     try:
-        return dry_round(algorithm, x0.numel(), x0.dtype, loaded.job.local.sgd)
+        return dry_round(algorithm, x0.numel(), x0.dtype, descent)
     except Exception as e:
         if is_fault_of_hpcfl(e, algorithm):
             raise

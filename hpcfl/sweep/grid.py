@@ -27,7 +27,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.packaged import find_job
 from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.run_name import RUNS
-from hpcfl.job.schema import LoadedJob, check, resolve_for_population
+from hpcfl.job.schema import LoadedJob, check, resolve_algorithm
 from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
 
 KEYS = ("job", "set", "grid", "only", "ranks")
@@ -370,7 +370,7 @@ def _point(
             raise JobError(f"{e} (an axis with a list of values is a key of the job)") from e
         raise
     try:
-        loaded = resolve_for_population(loaded, loaded.job.data.population)
+        loaded = resolve_algorithm(loaded, loaded.job.data.population)
     except JobError as e:
         raise JobError(f"{where}: {name}: {e}") from e
     overrides = tuple(as_override(".".join(map(str, one.key)), one.value) for one in made)

@@ -5,6 +5,7 @@ traffic, executors, ranks, resumes and precisions follow from it.
 """
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from tests.long_form import LONG
@@ -12,6 +13,9 @@ from tests.long_form import LONG
 Keys = Mapping[str, Any]
 
 FEDAVG: Keys = {"name": "fedavg"}
+# Of a linear model of three classes and four features, in vectors of its size:
+NUMBERS = Fraction(2, 15)  # one number for each of its two parameters
+MATRIX = Fraction(12, 15)  # its weights
 
 
 class Identity(NamedTuple):
@@ -28,7 +32,7 @@ class Entry(NamedTuple):
 
     keys: Keys
     """Of the job's ``algorithm`` section."""
-    vectors: tuple[int, int] = (1, 1)
+    vectors: tuple[Fraction | int, Fraction | int] = (1, 1)
     """Sent down and up per client and round, in vectors of the model's size."""
     identity: Identity | None = None
 
@@ -76,6 +80,16 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     "fedadc": Entry({"name": "fedadc", "beta": 0.5}, (2, 1)),
     "fedadc-nesterov": Entry(
         {"name": "fedadc", "beta": 0.5, "beta_local": 0.5, "nesterov": True}, (2, 1)
+    ),
+    "fedadamw": Entry({"name": "fedadamw", "eps": 0.5}, (2 + NUMBERS, 1 + NUMBERS)),
+    "fedadamw-full-running": Entry(
+        {"name": "fedadamw", "v": "full", "running": True, "eps": 0.5}, (3, 2)
+    ),
+    "fedlada": Entry({"name": "fedlada", "alpha": 0.5, "eps": 0.5}, (3, 2)),
+    "fedmuon": Entry({"name": "fedmuon"}, (2 + MATRIX, 1 + MATRIX)),
+    "fedmuon-plain": Entry(
+        {"name": "fedmuon", "nesterov": False, "beta": 0.5, "matrix_lr": 0.7, "server_lr": 0.7},
+        (2 + MATRIX, 1 + MATRIX),
     ),
     "fedsam": Entry({"name": "fedsam"}, identity=Identity({"rho": 0.0})),
     "mofedsam": Entry({"name": "mofedsam", "alpha": 0.3}, (2, 1)),
@@ -135,9 +149,12 @@ SAMPLE = _sampled()
 REFUSE_MOMENTUM: Mapping[str, str] = {
     "centralized": "lasts over the rounds",
     "fedadc": "the server's momentum",
+    "fedadamw": "its local steps are AdamW's",
     "fedcm": "as K plain steps are long",
     "fedhbm": "a momentum of their own",
+    "fedlada": "its local steps are Adam's",
     "fedmim": "an inertia of their own",
+    "fedmuon": "its local steps are Muon's",
     "ghb": "a momentum of their own",
     "localghb": "a momentum of their own",
     "mime": "stays fixed while",

@@ -17,12 +17,13 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Client, Cohort
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.job.schema import REGISTRIES
+from tests.algorithms.facts import facts
 from tests.algorithms.methods import ALL, SAMPLE
 from tests.algorithms.play import parts, play, softmax_problem, states, tree
 from tests.long_form import long_form
 
 FILES = sorted(Path(hpcfl.algorithms.__file__).parent.glob("*.py"))
-METHODS = [path for path in FILES if path.stem not in ("__init__", "base")]
+METHODS = [path for path in FILES if path.stem not in ("__init__", "base", "layout")]
 MACHINE = {"rank", "ranks", "device", "devices", "row", "rows", "path", "paths", "cuda", "mpi"}
 P = 7
 
@@ -52,7 +53,8 @@ def algorithm(name):
         if key != "name"
     }
     made = ALGORITHMS[ALL[name]["name"]](**fields)
-    return made.resolve_defaults(1.0, 1) if name == "centralized" else made.resolve_defaults(0.5, 6)
+    own = facts(*((1.0, 1) if name == "centralized" else (0.5, 6)), size=P, weight_decay=0.01)
+    return made.resolve(own).with_facts(own)
 
 
 class Witness:
@@ -76,7 +78,9 @@ class Witness:
                 assert torch.equal(leaf, copy), f"{name} changes an argument"
             again = hook(*args)
             same = zip(tree_leaves(first), tree_leaves(again), strict=True)
-            assert all(torch.equal(a, b) for a, b in same), f"{name} remembers"
+            assert all(torch.equal(*map(torch.as_tensor, pair)) for pair in same), (
+                f"{name} remembers"
+            )
             self.called.add(name)
             return first
 
@@ -110,6 +114,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
             steps = 2 + i
             client = Client(
                 torch.tensor(float(t), dtype=torch.float64),
+                torch.tensor(0.0, dtype=torch.float64),
                 torch.tensor(float(steps), dtype=torch.float64),
                 torch.tensor(0.1, dtype=torch.float64),
                 torch.tensor(5.0, dtype=torch.float64),
@@ -119,14 +124,16 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
             state = states.get(i)
             if state is None:
                 state = algorithm.init_client(x0, lambda i=i: fresh[i])
-            local, y = algorithm.begin(message, state, client), message.x
-            for _ in range(steps):
+            local = algorithm.begin(message, state, client)
+            y = algorithm.first_point(message, state, client)
+            for k in range(steps):
+                client = client._replace(step=torch.tensor(float(k), dtype=torch.float64))
                 start = algorithm.start_point(y, local, client)
                 point = algorithm.gradient_point(y, start, local, client)
-                d = algorithm.direction(point, local, lambda z, c=centre: z - c, client)
-                step = d + 0.01 * point
-                local = algorithm.update_local(local, step, client)
-                y = start - algorithm.step_scale * 0.1 * step
+                d, local = algorithm.direction(point, local, lambda z, c=centre: z - c, client)
+                scale = algorithm.step_scale(y, local, client)
+                y = start - scale * 0.1 * (d + 0.01 * point)
+            client = client._replace(step=torch.zeros((), dtype=torch.float64))
             upload, states[i] = algorithm.finish(y, local, message, state, client)
             uploads.append(upload)
         mean = tree_map(lambda a, b: (a + b) / 2, *uploads)
@@ -144,7 +151,7 @@ def test_hooks_are_pure(name):
 def test_the_witness_sees_a_change_in_place():
     class Spoils(ALGORITHMS["fedavg"]):
         def direction(self, point, local, grad, client):
-            return grad(point.mul_(2))
+            return grad(point.mul_(2)), local
 
     with pytest.raises(AssertionError, match="direction changes an argument"):
         list(loop(Witness(Spoils())))
@@ -242,7 +249,7 @@ def test_an_algorithm_tells_its_round_and_its_source(path):
 
 
 def test_algorithms_import_types_and_torch_alone():
-    known = {"abc", "collections", "dataclasses", "functools", "itertools", "math", "types"}
+    known = {"abc", "collections", "copy", "dataclasses", "functools", "itertools", "math", "types"}
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):

@@ -14,7 +14,8 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.local.sgd import Sgd
+from hpcfl.layout import stand_in
+from hpcfl.optim import Sgd
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, REFUSE_MOMENTUM
 from tests.algorithms.play import Problem, read, softmax_problem, tree
 from tests.algorithms.reference import Setting
@@ -68,13 +69,11 @@ def test_one_step_has_no_velocity_before_it(tmp_path, name):
 
 def test_without_momentum_there_is_no_velocity():
     """And the step is the direction itself; with momentum, one vector for each client."""
-    d = torch.tensor([1.0, -0.0])
-    step, velocity = Sgd().step(d, Sgd().velocity(d))
+    d, layout = torch.tensor([1.0, -0.0]), stand_in(2)
+    step, velocity = Sgd().step(d, d, Sgd().init(d, layout), 0.0, layout)
     assert step is d
     assert velocity.numel() == 0
-    block = torch.ones(2).expand(3, -1)
-    assert Sgd().velocity(block).shape == (3, 0)
-    assert torch.equal(Sgd(momentum=0.5).velocity(block), torch.zeros(3, 2))
+    assert torch.equal(Sgd(momentum=0.5).init(d, layout), torch.zeros(2))
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ALLOW_MOMENTUM])
@@ -94,13 +93,13 @@ def test_a_method_says_why_it_refuses(tmp_path, name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_list_of_refusals_is_complete(name):
-    assert bool(ALGORITHMS[name]().refuses_momentum) == (name in REFUSE_MOMENTUM)
+    assert bool(ALGORITHMS[name]().refuses_optimizer) == (name in REFUSE_MOMENTUM)
 
 
 class OwnMethod(FedAvg):
     """A class of a user's, with a reason of its own."""
 
-    refuses_momentum = "no reason"
+    refuses_optimizer = "no reason"
 
 
 def test_a_class_of_a_user_s_may_refuse(tmp_path):

@@ -59,7 +59,7 @@ class Python(FedAvg):
 @own
 class Numpy(FedAvg):
     def direction(self, point, local, grad, client):
-        return grad(point) * (1 + float(np.random.rand()))  # here: Numpy
+        return grad(point) * (1 + float(np.random.rand())), local  # here: Numpy
 
 
 @own
@@ -119,13 +119,13 @@ class Dtype(FedAvg):
 @own
 class Zeros(FedAvg):
     def direction(self, point, local, grad, client):
-        return grad(point) + torch.zeros(len(point), dtype=torch.float64)
+        return grad(point) + torch.zeros(len(point), dtype=torch.float64), local
 
 
 @own
 class Forgets(FedAvg):
-    def update_local(self, local, step, client):
-        return Nothing()
+    def direction(self, point, local, grad, client):
+        return grad(point), Nothing()
 
 
 @own
@@ -165,6 +165,9 @@ class OfVersion1(FedAvg):
     def displace(self, y, local, client):
         return y
 
+    def update_local(self, local, step, client):
+        return local
+
 
 @own
 class OldName(FedAvg):
@@ -173,8 +176,8 @@ class OldName(FedAvg):
 
 @own
 class Misspelt(FedAvg):
-    def updat_local(self, local, step, client):
-        return local
+    def directon(self, point, local, grad, client):
+        return grad(point), local
 
 
 class MisspeltName(FedAvg):
@@ -448,14 +451,14 @@ def with_scale(hook):
 class Scaled(FedAvg):
     @with_scale
     def direction(self, point, local, grad, client, scale):
-        return scale * grad(point)
+        return scale * grad(point), local
 
 
 @own
 class Bound(FedAvg):
     @staticmethod
     def direction(point, local, grad, *more, scale=1.0):
-        return grad(point)
+        return grad(point), local
 
 
 @own
@@ -543,10 +546,7 @@ def test_a_setting_may_have_the_name_of_an_old_hook(module, job, hpcfl):
 def test_a_misspelt_hook_is_refused(module, job, refused):
     """It would be left out in silence."""
     line = refused("check", job, override(module, "algorithm", "Misspelt"))
-    assert (
-        "'mine.Misspelt' defines updat_local, which nothing calls; did you mean update_local?"
-        in line
-    )
+    assert "'mine.Misspelt' defines directon, which nothing calls; did you mean direction?" in line
 
 
 def test_a_misspelt_attribute_is_refused(module, job, refused):
@@ -563,7 +563,11 @@ def test_a_field_without_a_type_is_no_key(module, job, refused):
 def test_a_hook_that_was_renamed_is_refused(module, job, refused):
     """Under its old name it would be left out in silence."""
     line = refused("check", job, override(module, "algorithm", "OfVersion1"))
-    assert "'mine.OfVersion1' defines displace, which is called start_point now; rename it" in line
+    assert (
+        "'mine.OfVersion1' defines former names, which nothing calls: displace is now start_point; "
+        "plain is now unweighted; update_local is now direction, which returns the new local "
+        "quantities too" in line
+    )
 
 
 HOOKS = [
@@ -582,7 +586,7 @@ HOOKS = [
     ),
     ("Dtype", "Server(x: float64["),
     ("Zeros", "Zeros.direction returns float64["),
-    ("Forgets", "Forgets.update_local returns local quantities with other fields"),
+    ("Forgets", "Forgets.direction returns local quantities with other fields"),
     ("Varies", "Varies.finish returns an upload with other fields"),
 ]
 

@@ -18,7 +18,8 @@ from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.engine.dry_round import MAX_ZEROS, dry_round, nbytes, traffic
 from hpcfl.engine.hook_rules import SMALL, require_repeatable_without_data
 from hpcfl.errors import BrokenRuleError
-from hpcfl.local.sgd import Sgd
+from hpcfl.layout import stand_in
+from hpcfl.optim import Descent, Sgd
 
 P = 1000
 
@@ -192,7 +193,7 @@ class WarmServer(Scaffold):
 )
 def test_hooks_around_full_gradients_keep_rules(cls, rule):
     with pytest.raises(BrokenRuleError, match=rf"{cls.__name__}\.{rule}"):
-        require_repeatable_without_data(cls(), Sgd())
+        require_repeatable_without_data(cls(), Descent(Sgd(), 0.0, stand_in(SMALL)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +312,7 @@ class Drifts(FedAvg):
 
     def direction(self, point, local, grad, client):
         point += 1
-        return grad(point)
+        return grad(point), local
 
 
 def test_a_change_in_place_is_found():
@@ -384,15 +385,15 @@ SEEN = []
 
 @dataclass(frozen=True, kw_only=True)
 class Sees(FedAvg):
-    def update_local(self, local, d, client):
-        SEEN.append(d)
-        return local
+    def finish(self, y, local, message, state, client):
+        SEEN.append(message.x - y)
+        return Upload(message.x - y), state
 
 
 def test_the_step_that_is_tried_is_the_jobs():
-    """With its weight decay, which the hook that follows is given."""
+    """With its weight decay."""
     x0 = torch.randn(SMALL, generator=torch.Generator().manual_seed(0))
-    for sgd in (Sgd(), Sgd(weight_decay=0.5, momentum=0.9)):
-        require_repeatable_without_data(Sees(), sgd)
+    for sgd, decay in ((Sgd(), 0.0), (Sgd(momentum=0.9), 0.5)):
+        require_repeatable_without_data(Sees(), Descent(sgd, decay, stand_in(SMALL)))
     plain, decayed = SEEN[0], SEEN[len(SEEN) // 2]
-    torch.testing.assert_close(decayed - plain, 0.5 * x0)
+    torch.testing.assert_close(decayed - plain, 0.1 * 0.5 * x0)  # a step of rate 0.1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hpcfl import check
 from hpcfl.cohort.sampling import Replay
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load, resolve_for_population
+from hpcfl.job.schema import load, resolve_algorithm
 from hpcfl.sweep.grid import read_sweep
 from tests.hostile.damage import damaged, ends_well, many
 
@@ -53,7 +53,7 @@ def checked(path):
     if b"grid:" in path.read_bytes():
         return read_sweep(path)
     loaded = load(path)
-    return resolve_for_population(loaded, loaded.job.data.population)
+    return resolve_algorithm(loaded, loaded.job.data.population)
 
 
 @many(200)

@@ -19,6 +19,7 @@ from hpcfl.job.schema import load, with_resolved_algorithm
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.linear import Linear
 from hpcfl.setup.components import build_components
+from tests.algorithms.facts import facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def test_a_task_lies_under_the_job(tmp_path):
 def test_what_is_written_loads_again(job, tmp_path, algorithm):
     overrides = [f"algorithm={{name: {algorithm}}}", "data.partition={kind: dirichlet, alpha: 0.3}"]
     loaded = load(job, overrides)
-    loaded = with_resolved_algorithm(loaded, loaded.job.algorithm.resolve_defaults(0.25, 1))
+    loaded = with_resolved_algorithm(loaded, loaded.job.algorithm.resolve(facts(0.25)))
     path = tmp_path / "again.yaml"
     path.write_text(yaml.safe_dump(loaded.tree, sort_keys=False))
     again = load(path)
@@ -77,7 +78,7 @@ def test_a_run_writes_its_settled_participation(job, tmp_path, hpcfl, given, kep
     written = load(out / "job.yaml")
     assert written.job.algorithm == FedHBM(participation=kept)
     # C stays what it was, whatever the cohort is when the job is loaded again.
-    assert written.job.algorithm.resolve_defaults(1.0, 6) == written.job.algorithm
+    assert written.job.algorithm.resolve(facts(1.0, 6)) == written.job.algorithm
 
 
 def test_overrides_give_a_run_its_name(job):

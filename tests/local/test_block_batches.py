@@ -86,7 +86,8 @@ def test_the_same_bits_as_from_each_client(transform, local, places, monkeypatch
     alone = [list(made.task(client, 2).batches) for client in clients]
     steps = laid(made, clients, 5)
     assert len(steps) == max(map(len, alone))
-    for step, (batches, active) in enumerate(steps):
+    for step, (batches, active, number) in enumerate(steps):
+        assert number == step
         own = [batches_of[step] if step < len(batches_of) else None for batches_of in alone]
         stands_in = next(batch for batch in own if batch is not None)
         assert active.tolist() == [batch is not None for batch in [*own, None, None]]

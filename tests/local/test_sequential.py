@@ -7,8 +7,9 @@ import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.sgd import Sgd
 from hpcfl.local.step import Gradient
+from hpcfl.models.flat_vector import layout_of
+from hpcfl.optim import Descent, Sgd
 from tests.algorithms.play import parts, softmax_problem, tree
 
 
@@ -17,7 +18,7 @@ class Spelled(FedAvg):
     """FedAvg that says what its direction is."""
 
     def direction(self, point, local, grad, client):
-        return grad(point)
+        return grad(point), local
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
@@ -28,7 +29,9 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
     described = parts(tmp_path, job)
     x, ends = described.x0, []
     for algorithm in (FedAvg(), Spelled()):
-        executor = Sequential(algorithm, described.gradient(), Sgd(weight_decay=decay))
+        executor = Sequential(
+            algorithm, described.gradient(), Descent(Sgd(), decay, layout_of(described.model))
+        )
         tasks = [described.clients.task(client, 3) for client in range(3)]
         message = algorithm.broadcast(algorithm.init_server(x))
         states = [algorithm.init_client(x, lambda: x)] * 3

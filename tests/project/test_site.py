@@ -79,14 +79,18 @@ def test_asterisks_are_no_emphasis(generate):
     assert generate._cell("a * ``b*``|`c*`") == r"a \* ``b*``\|`c*`"
 
 
-def test_the_example_of_an_algorithm_of_ones_own(tmp_path, monkeypatch, hpcfl):
+@pytest.mark.parametrize(("module", "cls"), [("mine", "FedProx"), ("lion", "Lion")])
+def test_the_examples_of_classes_of_ones_own(tmp_path, monkeypatch, hpcfl, module, cls):
     page = (DOCS / "reference/algorithms.md").read_text()
-    ((_, example),) = [block for block in blocks(page) if block[0] == "python"]
-    (tmp_path / "mine.py").write_text(example)
+    (example,) = [
+        text for kind, text in blocks(page) if kind == "python" and f"class {cls}(" in text
+    ]
+    (tmp_path / f"{module}.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)
-    command = re.search(r"^    PYTHONPATH=\. hpcfl run (\S+) (.*)$", page, re.MULTILINE)
+    line = rf"^    PYTHONPATH=\. hpcfl run (\S+) (.*{module}\.{cls}.*)$"
+    command = re.search(line, page, re.MULTILINE)
     done = hpcfl("check", ROOT / command[1], *shlex.split(command[2]))
-    sys.modules.pop("mine", None)
+    sys.modules.pop(module, None)
     assert done.code == 0, done.err
 
 

@@ -115,7 +115,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 class Branches(FedAvg):
     def direction(self, point, local, grad, client):
         g = grad(point)
-        return g if g.norm() > 1 else 2 * g
+        return (g if g.norm() > 1 else 2 * g), local
 """
 
 

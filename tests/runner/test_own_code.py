@@ -14,7 +14,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 
 class Mine(FedAvg):
     def direction(self, point, local, grad, client):
-        return scaled(grad(point))
+        return scaled(grad(point)), local
 """
 NET = """\
 from torch import nn

@@ -8,6 +8,7 @@ before and after every round.
 from collections.abc import Callable, Mapping
 
 from tests.algorithms.play import Array
+from tests.algorithms.reference.adaptive import fedadamw, fedlada, fedmuon
 from tests.algorithms.reference.averaging import (
     fedadagrad,
     fedadam,
@@ -50,13 +51,16 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         centralized,
         fedadagrad,
         fedadam,
+        fedadamw,
         fedadc,
         fedavg,
         fedavgm,
         fedcm,
         feddyn,
         fedhbm,
+        fedlada,
         fedmim,
+        fedmuon,
         fedprox,
         fedsam,
         fedyogi,
