@@ -54,13 +54,14 @@ FullGradientScope = Literal["none", "client", "cohort", "server"]
 class Facts(NamedTuple):
     """What a method may know of the job beyond its own keys."""
 
-    participation: float  # C, the share of the clients that a round expects
-    population: int  # N
-    weights: str  # of the clients in the mean: "examples" or "uniform"
-    weight_decay: float  # lambda, of the local steps
-    momentum: float  # mu, of the local steps
-    nesterov: bool  # whether that momentum is Nesterov's
-    layout: Layout | None  # of the flat vector; None where a job is read without its model
+    participation: float = 1.0  # C, the share of the clients that a round expects
+    population: int = 1  # N
+    weights: str = "examples"  # of the clients in the mean: "examples" or "uniform"
+    weight_decay: float = 0.0  # lambda, of the local steps
+    momentum: float = 0.0  # mu, of the local steps
+    nesterov: bool = False  # whether that momentum is Nesterov's
+    # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.
+    layout: Layout | Callable[[], Layout] | None = None
 
 
 class Client(NamedTuple):
@@ -157,7 +158,7 @@ class Algorithm(Section, ABC):
         layout = self.facts.layout
         if layout is None:
             raise RuntimeError("the model's layout is not known yet")
-        return layout
+        return layout if isinstance(layout, Layout) else layout()
 
     def with_facts(self, facts: Facts) -> Self:
         """A copy whose hooks find these facts; called by the engine."""

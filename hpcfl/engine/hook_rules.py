@@ -56,8 +56,7 @@ class Member(NamedTuple):
 
 def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
     """The algorithm, with facts for a trial where it has none, or none of a model."""
-    known = Facts(1.0, 1, "examples", descent.decay, 0.0, nesterov=False, layout=None)
-    facts = getattr(algorithm, "facts", known)
+    facts: Facts = getattr(algorithm, "facts", Facts(weight_decay=descent.decay))
     if facts.layout is not None:
         return algorithm
     return algorithm.with_facts(facts._replace(layout=descent.layout))

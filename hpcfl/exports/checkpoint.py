@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 from torch import nn
 
+from hpcfl.algorithms.base import Facts
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
 from hpcfl.checkpoint.format import copied, read_checkpoint
@@ -18,7 +19,7 @@ from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import readable
-from hpcfl.job.schema import Job, LoadedJob
+from hpcfl.job.schema import LoadedJob
 from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.run_dir.layout import RunDir
@@ -99,7 +100,7 @@ def export(
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        arrays = _read(folder, round, loaded.job, clients=clients, best=best)
+        arrays = _read(folder, round, loaded, clients=clients, best=best)
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -131,12 +132,12 @@ def load_model(root: Path, *, round: int | None = None, best: bool = False) -> n
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        arrays = _read(folder, round, loaded.job, clients=False, best=best)
+        arrays = _read(folder, round, loaded, clients=False, best=best)
         return _model(folder, loaded, arrays).eval()
 
 
 def _read(
-    folder: RunDir, round: int | None, job: Job, *, clients: bool, best: bool
+    folder: RunDir, round: int | None, loaded: LoadedJob, *, clients: bool, best: bool
 ) -> dict[str, NDArray[Any]]:
     """The arrays of the .npz.
 
@@ -147,7 +148,7 @@ def _read(
         try:
             newest = rounds(folder.checkpoints, round)[-1]
             found = find(folder.checkpoints, newest)
-            return _best(found, folder) if best else _arrays(found, folder, job, clients=clients)
+            return _best(found, folder) if best else _arrays(found, folder, loaded, clients=clients)
         except (StoreError, DiskError):  # NFS reports a deleted file as a disk error
             if before <= _manifests(folder):  # no checkpoint was deleted: this one is damaged
                 raise
@@ -175,21 +176,25 @@ def _manifests(folder: RunDir) -> set[Path]:
 
 
 def _arrays(
-    checkpoint: Checkpoint, folder: RunDir, job: Job, *, clients: bool
+    checkpoint: Checkpoint, folder: RunDir, loaded: LoadedJob, *, clients: bool
 ) -> dict[str, NDArray[Any]]:
     """The arrays of a checkpoint.
 
-    Sizes come from the initial model in the run directory, so that no data have to be loaded.
+    Sizes come from the initial model in the run directory, so that no data have to be loaded, but
+    for the layers of the model where the algorithm asks for them.
     """
+    job = loaded.job
     x0 = folder.read_initial(content=read_run_files(checkpoint, folder.root)[INITIAL])
-    schema = dry_round(job.algorithm, x0.numel(), x0.dtype)
+    facts = Facts(layout=lambda: layout_of(_built(loaded)))
+    algorithm = job.algorithm.with_facts(facts)
+    schema = dry_round(algorithm, x0.numel(), x0.dtype)
     found = read_checkpoint(checkpoint, schema.server, torch.device("cpu"))
     states: dict[str, NDArray[Any]] = {}
     if clients:
         table = Table.load(checkpoint.folder, folder.stores, found.row_tables)
         states = _states(table, stored(job, schema))
     return {
-        "x": _array(job.algorithm.evaluated(found.server)),
+        "x": _array(algorithm.evaluated(found.server)),
         "round": np.array(checkpoint.round),
         **states,
     }
@@ -216,11 +221,16 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
+def _built(loaded: LoadedJob) -> nn.Module:
+    """The job's model, whose data are loaded for the shape of its inputs."""
+    # The run's seed: a model may draw what is neither a parameter nor a buffer.
+    return build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
+
+
 def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
     """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
     x = torch.from_numpy(arrays["x"])
-    # The run's seed: a model may draw what is neither a parameter nor a buffer.
-    model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
+    model = _built(loaded)
     size = layout_of(model).total
     if size != x.numel():
         raise StoreError(

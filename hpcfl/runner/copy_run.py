@@ -245,6 +245,7 @@ def _require_branch(components: Components, parent: Algorithm, source: RunDir, r
             warm start, which only one of the two has.
     """
     algorithm = components.algorithm
+    parent = parent.with_facts(algorithm.facts)
     before = dry_round(parent, components.x0.numel(), components.x0.dtype)
     if before.form != components.schema.form:
         why = "the states of the server or of the clients would have another form"

@@ -103,7 +103,7 @@ def _branch_notes(session: RankSession) -> Iterator[str]:
         for field in fields(algorithm)
         if field.default is None and getattr(algorithm, field.name) is not None
     }
-    facts = facts_of(session.components.job, len(session.components.rows), algorithm.facts.layout)
+    facts = facts_of(session.components.job, len(session.components.rows), algorithm.layout)
     fresh = replace(algorithm, **derived).resolve(facts)
     for key in derived:
         value, default = getattr(algorithm, key), getattr(fresh, key)
