@@ -1,4 +1,7 @@
-"""Measure a model on batches."""
+"""Sum losses, correct answers and the user's metrics of a model over batches of examples.
+
+Sums over batches are rounded once, so that they do not depend on who computed which batch.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

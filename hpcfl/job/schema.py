@@ -1,4 +1,7 @@
-"""The typed job, checked before anything is loaded or trained."""
+"""Read a job from its file and overrides into typed sections, and check all of its keys.
+
+Nothing is loaded or trained: what is checked needs neither data nor a device.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree

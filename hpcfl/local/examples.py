@@ -1,4 +1,7 @@
-"""Sources of examples: in memory, or a file that threads read ahead of training."""
+"""Give local training and evaluation the examples of a batch, on the device.
+
+Examples are in memory, on the device where there is room, or in a file, which threads read ahead.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
