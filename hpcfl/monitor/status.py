@@ -303,6 +303,7 @@ def _disk(root: Path) -> str:
     for folder, _, names in os.walk(root, onerror=_unless_gone):
         for name in names:
             with suppress(FileNotFoundError):
+                # Blocks, not the size: a sparse or compressed file takes less of the disk.
                 taken += Path(folder, name).stat().st_blocks * 512
     return decimal(taken)
 
