@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hpcfl.callbacks.tracker import Row, Tracker
+from hpcfl.callbacks.tracker import LoggedRound, Tracker
 from hpcfl.engine.callbacks import RunStart
 from hpcfl.job.settings import Settings
 
@@ -44,7 +44,7 @@ class Mlflow(Tracker):
             self._client.log_batch(self._id, params=made_of[first : first + _PARAMS])
         return self._id
 
-    def deliver(self, rows: Sequence[Row]) -> None:
+    def deliver(self, rows: Sequence[LoggedRound]) -> None:
         """Send the rounds."""
         from mlflow.entities import Metric
 

@@ -29,7 +29,7 @@ _LONG = 300  # characters of an error
 _OF_START = ("ranks", "hpcfl", "python", "torch", "numpy", "git", "device", "processor", "gpu")
 
 
-class Row(NamedTuple):
+class LoggedRound(NamedTuple):
     """The numbers of one round."""
 
     round: int
@@ -69,7 +69,7 @@ class Tracker(Callback):
         """
         raise NotImplementedError
 
-    def deliver(self, rows: Sequence[Row]) -> None:
+    def deliver(self, rows: Sequence[LoggedRound]) -> None:
         """Send rounds, in order, each of them once."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class Tracker(Callback):
     def start(self, run: RunStart) -> None:
         """Begin the thread, with those rounds of the log that were not sent before."""
         self._file = run.directory / f"{self.name}.json"
-        self._rows: deque[Row] = deque()
+        self._rows: deque[LoggedRound] = deque()
         self._left, self._ended, self._status = False, threading.Event(), ""
         self._id, self._sent = self._known()
         self._sent_before = self._sent
@@ -101,7 +101,7 @@ class Tracker(Callback):
             self._leave("it does not answer")
         # A round that a resume undid is run again with the same numbers, and not sent again.
         if number > self._sent_before and not self._left:
-            self._rows.append(Row(number, time.time_ns() // 1_000_000, curves(record)))
+            self._rows.append(LoggedRound(number, time.time_ns() // 1_000_000, curves(record)))
 
     def end(self, status: str) -> None:
         """Send the rest, and wait a while until the tracker has taken it."""

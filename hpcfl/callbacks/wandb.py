@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
 
-from hpcfl.callbacks.tracker import Row, Tracker
+from hpcfl.callbacks.tracker import LoggedRound, Tracker
 from hpcfl.engine.callbacks import RunStart
 from hpcfl.job.settings import Settings
 
@@ -33,7 +33,7 @@ class Wandb(Tracker):
         )
         return str(self._run.id)
 
-    def deliver(self, rows: Sequence[Row]) -> None:
+    def deliver(self, rows: Sequence[LoggedRound]) -> None:
         """Hand the rounds to wandb's process; it refuses a step that is not above the last."""
         for row in rows:
             self._run.log(dict(row.values), step=row.round)

@@ -294,14 +294,14 @@ def run_attempt(start: Start, kill: Kill | None, folder: RunDir) -> Ending:
         folder: the run directory.
     """
     log = folder.root.with_name(f"{folder.root.name}.log")
-    first = last = read_progress(folder)
+    first = last = read_activity(folder)
     newest, changes, due = first.committed, 0, None
     begun = changed = time.monotonic()
     killed = False
     with Attempt(start.ranks, start.arguments, log) as attempt:
         while attempt.code is None and not killed:
             time.sleep(POLL_S)
-            now, current = time.monotonic(), read_progress(folder)
+            now, current = time.monotonic(), read_activity(folder)
             newest = max(newest, current.committed)
             if current != last:
                 changes += current.starts != first.starts
@@ -319,7 +319,7 @@ def run_attempt(start: Start, kill: Kill | None, folder: RunDir) -> Ending:
                 killed = bool(pids)  # it may have ended just now
         if attempt.has_survivors():
             return Ending("wrong", f"processes that outlived a rank by {PATIENCE_S:.0f} s")
-        current = read_progress(folder)
+        current = read_activity(folder)
         newest = max(newest, current.committed)
         recorded = current.starts != first.starts
         began = int(folder.last_start["round"]) if recorded else None
@@ -442,8 +442,8 @@ class Attempt:
                     yield int(path.name)
 
 
-class Progress(NamedTuple):
-    """The progress of a run as its files show it; any change shows that it is alive."""
+class RunActivity(NamedTuple):
+    """What a run writes, as its files show it; any change shows that it is alive."""
 
     starts: int
     """Bytes of the history."""
@@ -455,10 +455,10 @@ class Progress(NamedTuple):
     """The round of the newest committed checkpoint; -1 if there is none."""
 
 
-def read_progress(folder: RunDir) -> Progress:
-    """The present progress of a run."""
+def read_activity(folder: RunDir) -> RunActivity:
+    """What the run has written by now."""
     log, starts = folder.log, folder.history
-    return Progress(
+    return RunActivity(
         starts.stat().st_size if starts.exists() else 0,
         log.stat().st_size if log.exists() else 0,
         folder.checkpoints.stat().st_mtime_ns if folder.checkpoints.exists() else 0,

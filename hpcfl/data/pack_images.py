@@ -37,7 +37,7 @@ from hpcfl.data.prepared_file import (
 from hpcfl.errors import DataError
 from hpcfl.io.regular import open_binary, open_write
 
-CHUNK = 512  # images
+CHUNK = 512  # images; what a process loses at most when it is killed
 
 
 class Chunk(NamedTuple):
@@ -136,7 +136,10 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
 
 
 def _follow_parent() -> None:
-    """End this process when its parent ends, even by a kill, and not by Ctrl-C before that."""
+    """End this process when its parent ends, even by a kill, and not by Ctrl-C before that.
+
+    Else it would go on writing chunks beside those of the next call.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:

@@ -136,6 +136,8 @@ def mapped(
         raise DataError(f"{path}: {name} is no contiguous {np.dtype(dtype)} array of this file")
     if at + found.nbytes > path.stat().st_size:
         raise DataError(f"{path}: {name} reaches beyond the end of the file: it was cut off")
+    # Copy-on-write: torch warns of arrays that cannot be written, and of a transform that works in
+    # place only pages of this process change.
     with open_binary(path) as content:
         return np.memmap(content, dtype, "c", at, found.shape)
 

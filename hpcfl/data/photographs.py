@@ -15,7 +15,7 @@ from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.pack_images import pack
 from hpcfl.data.packed import Contents, read_packed
 from hpcfl.data.prepared_file import changed_keys, origin_and_size, prepare_command
-from hpcfl.data.tables import Row
+from hpcfl.data.tables import CsvRow
 from hpcfl.errors import DataError
 from hpcfl.types import Count, Natural, PathText
 
@@ -184,7 +184,7 @@ class PublishedPhotos(Photos):
         return listing
 
 
-def image_name(row: Row, text: str) -> str:
+def image_name(row: CsvRow, text: str) -> str:
     """Check the name of an image, without .jpg, in a row, and return it.
 
     Raises:

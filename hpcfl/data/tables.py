@@ -10,7 +10,7 @@ from hpcfl.io.files import read_error
 from hpcfl.io.regular import open_text
 
 
-class Row(NamedTuple):
+class CsvRow(NamedTuple):
     """The wanted values of one line of a CSV file."""
 
     where: str
@@ -19,7 +19,7 @@ class Row(NamedTuple):
     """The values of the columns that ``read_table`` was called with, in their order."""
 
 
-def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def read_table(path: Path, columns: Sequence[str]) -> Iterator[CsvRow]:
     """Read the rows of a CSV file, one at a time.
 
     Args:
@@ -46,13 +46,13 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                 where = f"{path}:{reader.line_num}"
                 if len(cells) != len(header):
                     raise DataError(f"{where}: {len(cells)} values, the header has {len(header)}")
-                yield Row(where, tuple(cells[position] for position in positions))
+                yield CsvRow(where, tuple(cells[position] for position in positions))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         message = f"{path}: not a readable csv file: {error}"
         raise read_error(error, message, DataError) from error
 
 
-def class_of(row: Row, text: str, classes: int) -> int:
+def class_of(row: CsvRow, text: str, classes: int) -> int:
     """The class number that a value of the row holds.
 
     Args:

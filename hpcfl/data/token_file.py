@@ -38,7 +38,7 @@ from hpcfl.types import IntArray
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
 SPLITS = ("train", "test")
-BLOCK = 1 << 18  # sentences between two updates of ``done``
+BLOCK = 1 << 18  # sentences between two updates of ``done``, each of which waits for the disk
 _AGAIN = "remove it and prepare the data again"
 
 

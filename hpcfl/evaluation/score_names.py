@@ -44,7 +44,10 @@ SCORES: Mapping[str, Score] = {
 """By their keys in the log."""
 
 DECIDING_SCORES = ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")
-"""The best model of a run is chosen by the first of these that it has."""
+"""The best model of a run is chosen by the first of these that it has.
+
+Where there is validation data, the test set takes no part in the choice.
+"""
 
 METRIC_KEYS = (
     "test_{}",

@@ -47,7 +47,7 @@ Precision = Literal["float32", "float64", "bf16", "tf32"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(Section):
+class CheckpointConfig(Section):
     """After which rounds a checkpoint is written; one is always written after the last round."""
 
     every: Count = 500
@@ -127,7 +127,7 @@ class Job(Section):
     """When the model is evaluated, and by which scores."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     """Measurements of the clients' updates."""
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When checkpoints are written, and how many are kept."""
     seed: Seed = 0
     """Every random draw of the run follows from it."""
@@ -161,7 +161,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "local": Local,
     "evaluate": Evaluate,
     "diagnostics": Diagnostics,
-    "checkpoint": Checkpoint,
+    "checkpoint": CheckpointConfig,
     "store": Store,
     "comm": CommConfig,
 }

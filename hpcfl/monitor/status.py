@@ -20,7 +20,7 @@ from hpcfl.evaluation.score_names import SCORES
 from hpcfl.io.files import present, readable
 from hpcfl.io.threads import map_in_threads
 from hpcfl.report import timing
-from hpcfl.report.collect import Found, find_runs, number_of_runs, state_without_directory
+from hpcfl.report.collect import FoundRuns, find_runs, number_of_runs, state_without_directory
 from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import MANIFEST, committed_folders
@@ -121,7 +121,7 @@ class _View:
             self._sizes_due = time.monotonic() + DISK_S
         return self._sizes
 
-    def _folder(self, found: Found) -> tuple[list[str], list[str]]:
+    def _folder(self, found: FoundRuns) -> tuple[list[str], list[str]]:
         """A line for each run; and lines about what cannot be read, and how many runs there are."""
         states, rows = Counter[str](), []
         diverged = 0
@@ -303,6 +303,7 @@ def _disk(root: Path) -> str:
     for folder, _, names in os.walk(root, onerror=_unless_gone):
         for name in names:
             with suppress(FileNotFoundError):
+                # Blocks, not the size: a sparse or compressed file takes less of the disk.
                 taken += Path(folder, name).stat().st_blocks * 512
     return decimal(taken)
 

@@ -35,7 +35,7 @@ from hpcfl.setup.device import device_of, gpu_rank
 from hpcfl.setup.environment import versions
 
 ROUNDS, SECONDS = 5, 5.0  # rounds are run until both are reached
-TURNS = 9
+TURNS = 9  # of a call, whose median is taken: a neighbour on the machine slows some of them down
 COUNT = 3  # uploads of the larger of two means, whose difference is the cost of an upload
 BATCHES = 4  # measured batches of the test set, at most
 
@@ -185,7 +185,7 @@ def _timed(function: Callable[[], Any], comm: Comm | None = None) -> float:
     """The median seconds of a call, after one that warms up."""
     times = []
     for _ in range(TURNS + 1):
-        if comm:
+        if comm:  # else the time of a rank includes the wait for a late one
             comm.barrier()
         began = perf_counter()
         function()

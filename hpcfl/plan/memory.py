@@ -20,6 +20,10 @@ from hpcfl.store.footprint import ALIGNMENT, STATE_OVERHEAD
 from hpcfl.types import Batch
 
 STATUS = Path("/proc/self/status")
+TRAINING = 6  # vectors: y, d, a gradient and its parts, results of hooks
+BLOCK_TRAINING = 10  # the same for each client of a block, with the stacked states
+COPIES = 3  # of a block's inputs: as read, stacked, and in the layout of a layer
+SCRATCH = 1 << 22  # bytes of an exact sum
 
 
 class Process(NamedTuple):
@@ -74,12 +78,6 @@ def _kept(components: Components, examples: int) -> tuple[int, int]:
         components.gradient().stochastic(components.x0, batch, 0)
     own = {view.data_ptr() for view in layout_of(components.model).views(components.x0)}
     return sum(sizes.values()), max((n for at, n in sizes.items() if at not in own), default=0)
-
-
-TRAINING = 6  # vectors: y, d, a gradient and its parts, results of hooks
-BLOCK_TRAINING = 10  # the same for each client of a block, with the stacked states
-COPIES = 3  # of a block's inputs: as read, stacked, and in the layout of a layer
-SCRATCH = 1 << 22  # bytes of an exact sum
 
 
 class Memory(NamedTuple):

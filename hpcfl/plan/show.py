@@ -23,7 +23,7 @@ from hpcfl.plan.data import Sizes, planned_data
 from hpcfl.plan.measure import measure_costs
 from hpcfl.plan.memory import Process, data_bytes, probe, this_process
 from hpcfl.plan.resources import Plan, plan
-from hpcfl.plan.submission import LONGEST_H, submission
+from hpcfl.plan.slurm_request import LONGEST_H, slurm_request
 from hpcfl.plan.time import Prediction, predict, work
 from hpcfl.setup.components import build_components
 from hpcfl.setup.device import device_type
@@ -138,7 +138,7 @@ def _make_plan(
             lines.append(f"with balance={other.balance}: {otherwise:.4g} s a round")
         lines.append(fill(f"costs: {costs.origin}", WIDTH))
     hours = None if prediction is None else prediction.hours
-    request = submission(parts, found, hours=hours, gpus=gpus, most=ranks_per_node)
+    request = slurm_request(parts, found, hours=hours, gpus=gpus, most=ranks_per_node)
     command = request.command(words or ["JOB.yaml"], out)
     lines.append(command)
     if request.starts > 1:

@@ -211,7 +211,8 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     train, convert, ship, busiest = np.mean(found, axis=0).tolist()
     size, exchange = asked.parameters, 0.0
     if ranks > 1 and costs.latency_s is not None and costs.bandwidth is not None:
-        exchange = 4 * asked.means * (ranks - 1).bit_length() * costs.latency_s
+        steps = (ranks - 1).bit_length()  # ceil(log2 ranks), in whole numbers
+        exchange = 4 * asked.means * steps * costs.latency_s
         exchange += 2 * (ranks - 1) / ranks * 8 * size / costs.bandwidth
     convert += size * costs.restore_s
     evaluate = ceil(asked.tests / ranks) * costs.test_s

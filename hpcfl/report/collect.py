@@ -33,7 +33,7 @@ class CollectedRuns(NamedTuple):
     folder or history that cannot be read."""
 
 
-class Found(NamedTuple):
+class FoundRuns(NamedTuple):
     """The runs in a directory and in the folders below it."""
 
     runs: Mapping[Path, bool]
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     """A line for each entry of a folder that cannot be looked at or listed, and why."""
 
 
-def find_runs(root: Path) -> Found:
+def find_runs(root: Path) -> FoundRuns:
     """Find the run directories below ``root``, however deep; of a run directory, itself.
 
     What lies in a run directory belongs to it.  Hidden folders and copies that are not complete are
@@ -58,7 +58,7 @@ def find_runs(root: Path) -> Found:
         DiskError: the disk fails there.
     """
     if present(root / JOB):
-        return Found({root: False}, ())
+        return FoundRuns({root: False}, ())
     runs: dict[Path, bool] = {}
     unreadable: list[str] = []
     seen: set[tuple[int, int]] = set()
@@ -85,7 +85,7 @@ def find_runs(root: Path) -> Found:
         names |= inside
         runs |= {folder / name: name in failed for name in sorted(names, key=_with_numbers)}
         waiting += sorted(others, key=lambda path: _with_numbers(path.name), reverse=True)
-    return Found(runs, unreadable)
+    return FoundRuns(runs, unreadable)
 
 
 def _with_numbers(name: str) -> tuple[list[str | float], str]:

@@ -21,7 +21,7 @@ class SetUp(NamedTuple):
     cohort: str
 
 
-class Row(NamedTuple):
+class Method(NamedTuple):
     """The algorithm that a row stands for."""
 
     algorithm: str
@@ -34,9 +34,9 @@ class Grid:
     """Runs as the cells of a table."""
 
     runs: Sequence[RunRecord]
-    rows: Sequence[Row]
+    rows: Sequence[Method]
     columns: Sequence[SetUp]
-    cells: Mapping[tuple[Row, SetUp], Sequence[int]]
+    cells: Mapping[tuple[Method, SetUp], Sequence[int]]
     """Indices of runs that differ in the seed alone."""
 
     def titles(self) -> list[str]:
@@ -57,7 +57,7 @@ class Grid:
             for column in self.columns
         ]
 
-    def job(self, row: Row, column: SetUp) -> Settings:
+    def job(self, row: Method, column: SetUp) -> Settings:
         """The job of a cell; of one without runs, the column's with the row's algorithm."""
         if (row, column) in self.cells:
             return self.runs[self.cells[row, column][0]].settings
@@ -66,14 +66,14 @@ class Grid:
         method = self._some(row=row)
         return job | {key: value for key, value in method.items() if key.startswith("algorithm.")}
 
-    def _some(self, row: Row | None = None, column: SetUp | None = None) -> Settings:
+    def _some(self, row: Method | None = None, column: SetUp | None = None) -> Settings:
         """The job of the first run in a row or a column."""
         index = next(
             members[0] for place, members in self.cells.items() if row in place or column in place
         )
         return self.runs[index].settings
 
-    def progress(self, row: Row, column: SetUp) -> dict[str, Value]:
+    def progress(self, row: Method, column: SetUp) -> dict[str, Value]:
         """For programs: how many runs a cell has, and how far they are."""
         members = [self.runs[index] for index in self.cells.get((row, column), ())]
         return {
@@ -93,12 +93,12 @@ def read_grid(runs: Sequence[RunRecord]) -> Grid:
         own = set_up(jobs[group[0]])
         column = SetUp(*(own[name] for name in SetUp._fields))
         sharing.setdefault((own["algorithm"], column), []).append(group)
-    cells: dict[tuple[Row, SetUp], Sequence[int]] = {}
+    cells: dict[tuple[Method, SetUp], Sequence[int]] = {}
     for (algorithm, column), groups in sharing.items():
         for settings, group in zip(
             distinguishing_settings([jobs[g[0]] for g in groups], but=[SEED]), groups, strict=True
         ):
-            cells[Row(algorithm, settings), column] = group
+            cells[Method(algorithm, settings), column] = group
     rows = dict.fromkeys(row for row, _ in cells)
     columns = dict.fromkeys(column for _, column in cells)
     known = list(dict.fromkeys(row.algorithm for row in rows))

@@ -18,7 +18,7 @@ from hpcfl.report.comparison import (
     printed,
     with_published,
 )
-from hpcfl.report.grid import Grid, Row, SetUp, read_grid
+from hpcfl.report.grid import Grid, Method, SetUp, read_grid
 from hpcfl.report.groups import diverged_note, run_captions, seed_captions
 from hpcfl.report.published import Published, find
 from hpcfl.report.rounds_to_target import BASELINE, Target, TargetRounds, target_rounds, with_target
@@ -64,7 +64,7 @@ class _Pair(NamedTuple):
     source: str = ""
 
 
-_Pairs = dict[tuple[Row, SetUp], _Pair]
+_Pairs = dict[tuple[Method, SetUp], _Pair]
 
 
 def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Report:
@@ -328,7 +328,7 @@ def _best(column: Sequence[_Cell], *, higher_is_better: bool) -> list[int]:
     return [r for r, mean in means.items() if mean == top]
 
 
-def _value(grid: Grid, row: Row, column: SetUp, pair: _Pair) -> dict[str, Value]:
+def _value(grid: Grid, row: Method, column: SetUp, pair: _Pair) -> dict[str, Value]:
     ours, theirs = pair.ours, pair.theirs
     return {
         "algorithm": row.algorithm,

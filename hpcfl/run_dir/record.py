@@ -225,10 +225,11 @@ class RunReader:
         written_ns = _written_ns(folder.job), _written_ns(folder.history)
         if written_ns != self._written_ns:  # a start or an end has written the history
             self._job = _with_history(read_record(folder.root), folder)
+            # The next read tries again: an error of the disk may pass.
             self._written_ns = None if self._job.unread else written_ns
         log = self._log.read()
         newest_folder = next(iter(committed_folders(folder.checkpoints)[-1:]), None)
-        if newest_folder != self._compared:
+        if newest_folder != self._compared:  # once each: the comparison reads the whole log
             checkpoint = _require_log(folder)
             self._inputs = checkpoint.inputs if checkpoint else {}
             self._compared = newest_folder

@@ -205,7 +205,7 @@ class _Scheduler:
         else:
             most = cores() // (sweep.ranks * threads)
             self._why = f"{cores()} cores over {sweep.ranks} rank(s) of {threads} thread(s)"
-        self._slots = max(1, most)
+        self._slots = max(1, most)  # one also where it asks for more than there is
 
     def run_all(self) -> dict[str, int]:
         """Run all pending runs; return the exit codes that are not 0, by name."""
@@ -224,6 +224,7 @@ class _Scheduler:
                     self._poll(slot)
                 time.sleep(POLL_S)
         finally:
+            # None is left but where the sweep itself fails, and nobody would watch them any more.
             for _, run in self._active.values():
                 run.kill()
         if asked:

@@ -18,7 +18,7 @@ from hpcfl.data.partition import File
 from hpcfl.data.photographs import grouped
 from hpcfl.data.sources.arrays import Arrays
 from hpcfl.data.split import partition_examples
-from hpcfl.data.tables import Row, class_of
+from hpcfl.data.tables import CsvRow, class_of
 from hpcfl.errors import DataError, HpcflError, JobError, StoreError, one_line
 from hpcfl.io import checksum, memory
 from hpcfl.io.files import read_array, read_arrays
@@ -74,7 +74,7 @@ def test_a_class_too_many(tmp_path):
 
 
 def test_numbers_of_many_digits():
-    row = Row("a.csv:2", ())
+    row = CsvRow("a.csv:2", ())
     with pytest.raises(DataError, match="expected 0 to 9"):
         class_of(row, "9" * 5000, 10)
     names = ["10", "b", "9" * 5000, "9", "08", "a"]

@@ -13,7 +13,7 @@ from hpcfl.plan import Activations, Process, plan, predict, probe, work
 from hpcfl.plan.data import planned_data, read_sizes
 from hpcfl.plan.memory import Memory
 from hpcfl.plan.resources import RankShare
-from hpcfl.plan.submission import submission
+from hpcfl.plan.slurm_request import slurm_request
 from hpcfl.setup.components import build_components
 from scale import SyntheticJob
 from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
@@ -130,7 +130,9 @@ def asked(ranks, hours, *, gpus=True, most=None, total=10e9, data=0.0):
     need = nothing._replace(states=int(total - data), data=int(data), shared=int(data))
     shares = tuple(share._replace(memory=need) for share in found.shares)
     object.__setattr__(found, "shares", shares)
-    return submission(parts, found, hours=hours, gpus=gpus, most=most).command(["a.yaml", "b=1 2"])
+    return slurm_request(parts, found, hours=hours, gpus=gpus, most=most).command(
+        ["a.yaml", "b=1 2"]
+    )
 
 
 @pytest.mark.parametrize(

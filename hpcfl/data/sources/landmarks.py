@@ -11,7 +11,7 @@ from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.download import Track
 from hpcfl.data.image_listing import Listing, Photo
 from hpcfl.data.photographs import Counts, PublishedPhotos, grouped, image_name
-from hpcfl.data.tables import Row, class_of, read_table
+from hpcfl.data.tables import CsvRow, class_of, read_table
 
 FOLDER = "landmarks-user-160k"
 _LISTS = (f"{FOLDER}/federated_train.csv", f"{FOLDER}/test.csv")
@@ -64,6 +64,6 @@ class Landmarks(PublishedPhotos):
         provide_members(root, SPLIT, track)
         return root / FOLDER
 
-    def _photo(self, row: Row, image: str, label: str) -> Photo:
+    def _photo(self, row: CsvRow, image: str, label: str) -> Photo:
         path = "/".join((self.images, *image_name(row, image)[:3], f"{image}.jpg"))
         return Photo(path, class_of(row, label, self.counts.classes), row.where)

@@ -17,7 +17,7 @@ START_H = 1 / 6  # hours for the start
 LONGEST_H = 24  # of a submission: a longer run is requeued
 
 
-class Submission(NamedTuple):
+class SlurmRequest(NamedTuple):
     """What a job asks Slurm for."""
 
     nodes: int
@@ -43,9 +43,9 @@ class Submission(NamedTuple):
         )
 
 
-def submission(
+def slurm_request(
     components: Components, plan: Plan, *, hours: float | None, gpus: bool, most: int | None
-) -> Submission:
+) -> SlurmRequest:
     """What the planned job asks for.
 
     Args:
@@ -66,7 +66,7 @@ def submission(
     asked = LONGEST_H if hours is None else hours * SLACK + START_H
     step = 10 if asked < 2 else 60  # minutes
     minutes = step * ceil(60 * min(asked, LONGEST_H) / step)
-    return Submission(
+    return SlurmRequest(
         nodes=ranks // per_node,
         ranks_per_node=per_node,
         gpus=gpus,
