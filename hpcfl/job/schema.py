@@ -15,7 +15,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
-from hpcfl.errors import JobError, as_job_error, described, traceback_hint
+from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.evaluation import Evaluate
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
@@ -434,7 +434,7 @@ def resolve_for_population(loaded: LoadedJob, population: int | None) -> LoadedJ
     check_full_blocks(job, population)
     name = loaded.tree["algorithm"]["name"]
     hook = type(job.algorithm).resolve_defaults
-    with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", hook):
+    with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", defined(hook)):
         try:
             participation = job.cohort.participation(population)
             algorithm = job.algorithm.resolve_defaults(participation, population)
@@ -476,16 +476,15 @@ def section(cls: type[Any], file: JobFile, name: str) -> Any:
 
 
 def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
-    try:
-        # As JSON, where strict types still let a mapping be a section and a list be a tuple.
-        adapter = _adapter(cls)  # type: ignore[arg-type]  # mypy takes no class as a cache's key
-        return adapter.validate_json(dumps(raw, default=str))
-    except ValidationError as e:
-        raise JobError(validation_message(e.errors(), cls, raw, file, at)) from e
-    except Exception as e:  # of a class of the user's: its __post_init__, or a field's type
-        said = described(e, otherwise=f" in {cls.__module__}.{cls.__qualname__}")
-        key = ".".join(map(str, at))
-        raise JobError(f"{file.where(at)}: {key}: cannot be read{said}{traceback_hint()}") from e
+    where = f"{file.where(at)}: {'.'.join(map(str, at))}"
+    # Of a class of the user's its __post_init__ may raise, or a field's type.
+    with as_job_error(where, "cannot be read", f" in {cls.__module__}.{cls.__qualname__}"):
+        try:
+            # As JSON, where strict types still let a mapping be a section and a list be a tuple.
+            adapter = _adapter(cls)  # type: ignore[arg-type]  # mypy takes no class as a cache's key
+            return adapter.validate_json(dumps(raw, default=str))
+        except ValidationError as e:
+            raise JobError(validation_message(e.errors(), cls, raw, file, at)) from e
 
 
 @cache

@@ -40,7 +40,7 @@ def check_metrics(at: str, paths: Sequence[str]) -> None:
         found = import_dotted(at, path)
         make = vars(found).get("__init__", found) if isinstance(found, type) else found
         name = short_name(path)
-        with as_job_error(f"{at}: {name}", "cannot be made without arguments", make):
+        with as_job_error(f"{at}: {name}", "cannot be made without arguments", defined(make)):
             try:
                 UserMetric(path, found)
             except BrokenRuleError as e:
@@ -77,7 +77,7 @@ def make_callbacks(entries: Sequence[CallbackEntry], seed: int) -> list[tuple[st
 def _make(entry: CallbackEntry, index: int, seed: int) -> tuple[str, Callback]:
     at = f"callbacks.{index}"
     name, cls, arguments = _found(entry, at)
-    with as_job_error(f"{at}: {name}", _UNMADE, cls.__init__):
+    with as_job_error(f"{at}: {name}", _UNMADE, defined(cls.__init__)):
         try:
             with undisturbed(key(seed, f"callback {index} made")):
                 return name, cls(**arguments)
@@ -99,7 +99,7 @@ def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str
         raise JobError(f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.Callback")
     check_callback(at, name, cls)
     arguments = {key: value for key, value in section.items() if key != "name"}
-    with as_job_error(f"{at}: {name}", _UNMADE, cls.__init__):
+    with as_job_error(f"{at}: {name}", _UNMADE, defined(cls.__init__)):
         _check_arguments(at, name, cls, arguments)
     return name, cls, arguments
 
