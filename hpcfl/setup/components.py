@@ -38,7 +38,7 @@ from hpcfl.models.flat_vector import buffers
 from hpcfl.models.losses import LOSSES
 from hpcfl.seeds import key
 from hpcfl.setup.client_store import make_client_store
-from hpcfl.setup.configure_torch import configure_torch
+from hpcfl.setup.device import configure_torch
 from hpcfl.setup.initial_model import draw_model, initial_model
 from hpcfl.setup.load_data import load_data
 from hpcfl.signals import Signals

@@ -14,7 +14,7 @@ from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.losses import LOSSES
 from hpcfl.seeds import key
-from hpcfl.setup.configure_torch import configure_torch
+from hpcfl.setup.device import configure_torch
 from hpcfl.types import Examples
 from hpcfl.user_code.generators import seeded
 
