@@ -15,14 +15,15 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
-from hpcfl.errors import JobError, as_job_error, defined
+from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
 from hpcfl.evaluation import Evaluate
+from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.job.callbacks import CallbackEntry, check_callbacks
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
-from hpcfl.job.registry import MOVED, REGISTRIES, SECTION, shown, suggestion
+from hpcfl.job.registry import MOVED, REGISTRIES, SECTION, import_dotted, shown, suggestion
 from hpcfl.job.run_name import run_name
 from hpcfl.job.tasks import TASKS
-from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics
 from hpcfl.job.yaml_file import (
     JobFile,
     Key,
@@ -38,6 +39,7 @@ from hpcfl.job.yaml_file import (
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
+from hpcfl.user_code.names import short_name
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
 
@@ -243,16 +245,16 @@ def require_runnable(loaded: LoadedJob, file: JobFile, *, user_code: bool = True
     Raises:
         JobError: where, what was found, what was expected.
     """
-    _require_sizes(loaded.tree, file)
-    _require_coherent(loaded.job, file)
+    _check_sizes(loaded.tree, file)
+    _check_coherent(loaded.job, file)
     if user_code:
         try:
             loaded.job.model.check(loaded.job.data)
         except ValueError as e:
             raise JobError(f"{file.where(('model',))}: model.{e}") from e
-        _require_user_code(loaded.job, file)
+        _check_user_code(loaded.job, file)
         loaded.job.model.require_code()
-        _require_rates(loaded.job, file)
+        _check_rates(loaded.job, file)
 
 
 def validate_keys(file: JobFile, name: str) -> LoadedJob:
@@ -310,7 +312,7 @@ SMALLEST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
 _LARGEST_WHOLE = 2**63 - 1
 
 
-def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
+def _check_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
     """Refuse numbers that are too large or too small for any run.
 
     Raises:
@@ -321,7 +323,7 @@ def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
         if isinstance(value, list):
             value = dict(enumerate(value))
         if isinstance(value, dict):
-            _require_sizes(value, file, path)
+            _check_sizes(value, file, path)
             continue
         if not isinstance(value, int | float):
             continue
@@ -333,7 +335,7 @@ def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
             raise JobError(f"{where}: found {shown(value)}, expected a number of at least {least}")
 
 
-def _require_coherent(job: Job, file: JobFile) -> None:
+def _check_coherent(job: Job, file: JobFile) -> None:
     """Refuse combinations of keys that exclude each other.
 
     Raises:
@@ -353,7 +355,7 @@ def _require_coherent(job: Job, file: JobFile) -> None:
         )
 
 
-def _require_rates(job: Job, file: JobFile) -> None:
+def _check_rates(job: Job, file: JobFile) -> None:
     """Refuse a decay by which the learning rate is zero before the last round.
 
     Raises:
@@ -369,13 +371,21 @@ def _require_rates(job: Job, file: JobFile) -> None:
         )
 
 
-def _require_user_code(job: Job, file: JobFile) -> None:
+def _check_user_code(job: Job, file: JobFile) -> None:
     """Import the metrics and the callbacks that a job names.
 
     Raises:
         JobError: one cannot be imported, or is something else.
     """
-    check_metrics(f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics", job.evaluate.metrics)
+    at = f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics"
+    for path in job.evaluate.metrics:
+        found, name = import_dotted(at, path), short_name(path)
+        make = vars(found).get("__init__", found) if isinstance(found, type) else found
+        with as_job_error(f"{at}: {name}", "cannot be made without arguments", defined(make)):
+            try:
+                UserMetric(path, found)
+            except BrokenRuleError as e:
+                raise JobError(f"{at}: {name} {e}") from e
     check_callbacks(
         job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
     )

@@ -1,12 +1,11 @@
-"""Import the metrics and callbacks that a job names by dotted paths, and make the callbacks."""
+"""Import the callbacks that a job names, check their classes, and make them."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
-from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined, described
-from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.errors import JobError, as_job_error, defined, described
 from hpcfl.io.packages import installed, refuse_shadow
 from hpcfl.job.registry import check_names, import_dotted, shown, suggestion
 from hpcfl.seeds import key
@@ -24,27 +23,6 @@ CallbackEntry = str | dict[str, Any]
 
 Or a section of it as ``name`` and the arguments of the constructor.
 """
-
-
-def check_metrics(at: str, paths: Sequence[str]) -> None:
-    """Import the metrics of a job.
-
-    Args:
-        at: where they are named, for messages.
-        paths: their dotted paths, or ``FILE.py:NAME`` of files that a run keeps.
-
-    Raises:
-        JobError: one cannot be imported, or is something else.
-    """
-    for path in paths:
-        found = import_dotted(at, path)
-        make = vars(found).get("__init__", found) if isinstance(found, type) else found
-        name = short_name(path)
-        with as_job_error(f"{at}: {name}", "cannot be made without arguments", defined(make)):
-            try:
-                UserMetric(path, found)
-            except BrokenRuleError as e:
-                raise JobError(f"{at}: {name} {e}") from e
 
 
 def check_callbacks(entries: Sequence[CallbackEntry], where: Callable[[int], str]) -> None:
@@ -97,7 +75,7 @@ def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str
     cls, name = import_dotted(at, _dotted_path(at, name)), short_name(name)
     if not (isinstance(cls, type) and issubclass(cls, Callback)):
         raise JobError(f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.Callback")
-    check_callback(at, name, cls)
+    _check_class(at, name, cls)
     arguments = {key: value for key, value in section.items() if key != "name"}
     with as_job_error(f"{at}: {name}", _UNMADE, defined(cls.__init__)):
         _check_arguments(at, name, cls, arguments)
@@ -127,7 +105,7 @@ def _dotted_path(at: str, name: str) -> str:
     return path
 
 
-def require_callbacks(at: str, found: Sequence[Any]) -> None:
+def check_callback_objects(at: str, found: Sequence[Any]) -> None:
     """Refuse what is no list of callbacks.
 
     Args:
@@ -147,10 +125,10 @@ def require_callbacks(at: str, found: Sequence[Any]) -> None:
                 f"{at}: found {shown(one)}, expected a list of objects whose classes are derived "
                 f"from hpcfl.Callback{cure}"
             )
-        check_callback(at, type(one).__qualname__, type(one))
+        _check_class(at, type(one).__qualname__, type(one))
 
 
-def check_callback(at: str, name: str, cls: type[Callback]) -> None:
+def _check_class(at: str, name: str, cls: type[Callback]) -> None:
     """Refuse a class of which nothing would be called, or whose methods cannot be.
 
     Raises:
