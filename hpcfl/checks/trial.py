@@ -21,7 +21,7 @@ from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 from hpcfl.user_code.generators import Generators, generators
 
-CLIENTS = 2  # that are tried
+CLIENTS = 2  # that are tried: the second shows what the first has left behind
 # Folders of the code in which torch raises, if data and model do not fit together.
 _FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
 _UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there

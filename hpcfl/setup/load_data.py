@@ -67,6 +67,8 @@ def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> H
     """
 
     def load() -> Dataset:
+        # Before build_components does: what a class of the user's computes must not depend on the
+        # number of threads that torch has by itself.
         configure_torch(loaded.job, device)
         dataset = load_data(loaded)
         return replace(dataset, digest=digest(dataset))
