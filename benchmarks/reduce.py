@@ -25,7 +25,7 @@ from hpcfl.comm.fast import FastReduction
 from hpcfl.errors import JobError
 from hpcfl.plan.measure import mean_functions
 from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
-from hpcfl.setup.configure_torch import keep_freed_memory
+from hpcfl.setup.device import keep_freed_memory
 from round import built_in_jobs
 
 SIZES = (800_000, 4_000_000, 25_000_000)

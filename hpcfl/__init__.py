@@ -106,12 +106,12 @@ def run(
         DivergedError: a client's update was not finite.
         Stopped: a signal asked for a stop; a checkpoint was written.
     """
-    from hpcfl.job.user_code import require_callbacks
+    from hpcfl.job.callbacks import check_callback_objects
     from hpcfl.job.yaml_file import OVERRIDES
     from hpcfl.runner.start import start
     from hpcfl.setup.objects import load_job
 
-    require_callbacks("hpcfl.run(callbacks=...)", callbacks)
+    check_callback_objects("hpcfl.run(callbacks=...)", callbacks)
     out = Path(out) if out else None
     loaded, kept_files = load_job(job, overrides, out=out, model=model, data=data, origin=OVERRIDES)
     return start(loaded, out, continued=continued, kept_files=kept_files, callbacks=callbacks)
@@ -143,11 +143,11 @@ def resume(
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: as for ``run``.
     """
-    from hpcfl.job.user_code import require_callbacks
+    from hpcfl.job.callbacks import check_callback_objects
     from hpcfl.job.yaml_file import OVERRIDES, override_texts
     from hpcfl.runner.start import resume
 
-    require_callbacks("hpcfl.resume(callbacks=...)", callbacks)
+    check_callback_objects("hpcfl.resume(callbacks=...)", callbacks)
     copy, texts = Path(out) if out else None, override_texts(overrides)
     return resume(
         Path(directory),

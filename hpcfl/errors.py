@@ -363,28 +363,39 @@ def convert_errors(convert: Callable[[Exception], HpcflError | None]) -> Iterato
 
 @contextmanager
 def as_job_error(
-    where: str, does: str, function: Callable[..., Any], advice: str = ""
+    where: str,
+    does: str,
+    at: str,
+    *called: object,
+    advice: str | Callable[[Exception], str] = "",
+    blames: Callable[[Exception], bool] | None = None,
 ) -> Iterator[None]:
-    """Convert an error that a user's class raises before round 1 to a JobError of one line.
+    """Convert an error that code of the job raises before round 1 to a JobError of one line.
+
+    An error of hpcfl itself keeps its traceback: no class and no line of the user's took part.
 
     Args:
         where: the key of the job that names the class, and its value.
         does: what failed: "cannot load the data".
-        function: the method that is called; its definition is named if the traceback has no line
-            of the user's.
-        advice: what to do.
+        at: the definition of what is called (see ``defined``), which is named if the traceback has
+            no line of the user's; "" if hpcfl defines it.
+        called: the objects of the job that the block calls.
+        advice: what to do, or a function that says it of an error.
+        blames: whether the job is at fault though every class is hpcfl's.
 
     Raises:
-        JobError: the block raised, and its class is the user's own or ran out of memory.
+        JobError: the block raised, and the code is the user's or ran out of memory.
         DiskError: a file could not be written or read because the disk is full or fails.
     """
 
     def convert(e: Exception) -> JobError | None:
-        # An error without any code of the user is a fault of hpcfl, and keeps its traceback.
-        if not (user_code_location(e) or defined(function) or lacks_memory(e)):
+        of_job = bool(at) or isinstance(e, BrokenRuleError) or (blames is not None and blames(e))
+        if is_fault_of_hpcfl(e, *called) and not of_job:
             return None
-        text = described(e, otherwise=defined(function))
-        return JobError(f"{where}: {does}{text}{advice or traceback_hint()}")
+        cure = advice if isinstance(advice, str) else advice(e)
+        # A broken rule is said in full, and no traceback would say more.
+        hint = "" if isinstance(e, BrokenRuleError) else traceback_hint()
+        return JobError(f"{where}: {does}{described(e, otherwise=at)}{cure}{hint}")
 
     with convert_errors(convert):
         yield

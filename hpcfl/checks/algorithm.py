@@ -7,19 +7,20 @@ import torch
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.checks.model import gradient_at
-from hpcfl.checks.trial import Trial, one_line_errors
+from hpcfl.checks.trial import Trial
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.hook_rules import (
     SMALL,
-    TAKES_AND_RETURNS,
     Member,
     call,
     first_server,
     full_gradient_points,
+    hook_advice,
     known_to_server,
     require_repeatable,
     require_repeatable_without_data,
 )
+from hpcfl.errors import as_job_error
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
@@ -38,7 +39,7 @@ def check_algorithm_without_data(loaded: LoadedJob) -> None:
     name = f"algorithm.name: {loaded.tree['algorithm']['name']}"
     algorithm = loaded.job.algorithm
     with (
-        one_line_errors(name, "its dry round failed", (algorithm,), advice=TAKES_AND_RETURNS),
+        as_job_error(name, "its dry round failed", "", algorithm, advice=hook_advice),
         restored(),
     ):
         require_repeatable_without_data(algorithm, loaded.job.local.descent(stand_in(SMALL)))

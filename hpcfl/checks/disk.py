@@ -72,6 +72,7 @@ def check_disk_space(needed: DiskBudget, folder: Path) -> None:
     Raises:
         JobError: the disk has less space free than the run needs.
     """
+    # Of the disk alone, not of a quota, which no call tells on every file system.
     free = disk_usage(folder).free
     if needed.total > free:
         raise JobError(

@@ -5,8 +5,8 @@ from itertools import islice
 
 import numpy as np
 
-from hpcfl.checks.trial import Trial, one_line_errors, shape_text
-from hpcfl.errors import JobError, defined
+from hpcfl.checks.trial import Trial, shape_text
+from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.models.losses import LOSSES
 from hpcfl.setup.components import Components
@@ -69,7 +69,7 @@ def _check_metrics(trial: Trial, metrics: Sequence[UserMetric], batch: Batch) ->
         name, where = f"evaluate.metrics: {short_name(metric.path)}", defined(metric.function)
         given = f"outputs {shape_text(outputs)}, labels {shape_text(batch.labels)}"
         does = f"its trial on a batch ({given}) failed"
-        with one_line_errors(name, does, (metric.function,), where):
+        with as_job_error(name, does, where, metric.function):
             before = generators()
             (other,) = load_metrics([metric.path])  # one that has seen no batch
             first, again = (metric.sums(outputs, batch.labels) for _ in range(2))
@@ -85,5 +85,5 @@ def _check_metrics(trial: Trial, metrics: Sequence[UserMetric], batch: Batch) ->
         half = len(outputs) // 2
         if half > 1:  # a metric may squeeze a batch of one
             does = f"its trial on the first {half} examples of the batch failed"
-            with one_line_errors(name, does, (metric.function,), where):
+            with as_job_error(name, does, where, metric.function):
                 metric.sums(outputs[:half], batch.labels[:half])  # as many numbers

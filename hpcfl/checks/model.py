@@ -44,6 +44,7 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
     _check_outputs(trial, batch)
     _check_used(trial, batch)
     grads = [gradient_at(trial, x0, batch, seed) for _ in range(2)]
+    # Two gradients that are not finite may differ in their nan: the first round tells of those.
     if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
         raise JobError(
             f"{trial.name('model', 'name')}: its gradient{trial.in_model} differs when the same "

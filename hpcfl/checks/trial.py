@@ -4,9 +4,7 @@ The trial changes neither a random stream nor the model's buffers.
 """
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import FrozenInstanceError
+from contextlib import AbstractContextManager
 from functools import partial
 from inspect import isfunction
 from pathlib import Path
@@ -16,22 +14,14 @@ import torch
 from torch import Tensor
 
 from hpcfl import models
-from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
-from hpcfl.errors import (
-    BrokenRuleError,
-    JobError,
-    convert_errors,
-    defined,
-    described,
-    is_fault_of_hpcfl,
-    traceback_hint,
-)
+from hpcfl.engine.hook_rules import hook_advice
+from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.models.module import Module
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 from hpcfl.user_code.generators import Generators, generators
 
-CLIENTS = 2  # that are tried
+CLIENTS = 2  # that are tried: the second shows what the first has left behind
 # Folders of the code in which torch raises, if data and model do not fit together.
 _FORWARD = tuple(Path(module.__path__[0]) for module in (torch, models))
 _UNFIT = (RuntimeError, ValueError, IndexError)  # which torch raises there
@@ -74,24 +64,20 @@ class Trial:
         model = self.components.model
         return defined(type(model).forward) or defined(type(self.components.job.model).build)
 
-    @contextmanager
-    def algorithm_errors(self) -> Iterator[None]:
+    def algorithm_errors(self) -> AbstractContextManager[None]:
         """Name the algorithm in an error of the block."""
         name, does = self.name("algorithm", "name"), "its trial before round 1 failed"
         algorithm = self.components.algorithm
-        where = defined(type(algorithm).update)
-        with one_line_errors(name, does, (algorithm,), where, TAKES_AND_RETURNS):
-            yield
+        return as_job_error(
+            name, does, defined(type(algorithm).update), algorithm, advice=hook_advice
+        )
 
-    @contextmanager
-    def data_errors(self) -> Iterator[None]:
+    def data_errors(self) -> AbstractContextManager[None]:
         """Name the data in an error of the block."""
         name, does = self.name("data", "kind"), "a batch of it cannot be made"
-        with one_line_errors(name, does, (self.components.job.data,), self.in_transform):
-            yield
+        return as_job_error(name, does, self.in_transform, self.components.job.data)
 
-    @contextmanager
-    def model_errors(self, batch: Batch) -> Iterator[None]:
+    def model_errors(self, batch: Batch) -> AbstractContextManager[None]:
         """Name the model, the data and what the batch is in an error of the block."""
         given = f"inputs {shape_text(batch.inputs)}, labels {shape_text(batch.labels)}"
         does = f"cannot be trained on a batch of data.kind {self.kind} ({given})"
@@ -99,8 +85,8 @@ class Trial:
         # A module of the user's is called by hpcfl's own class of models.
         own = (self.components.model,) if isinstance(job.model, Module) else ()
         called = (job.model, job.data, *own)
-        with one_line_errors(name, does, called, self.in_model, runs_model=True):
-            yield
+        # Data of the user may not fit the model, even if every class is hpcfl's.
+        return as_job_error(name, does, self.in_model, *called, blames=_refused_by_torch)
 
     def check_undrawn(
         self,
@@ -135,46 +121,6 @@ def defined_transform(transform: Any) -> str:
     while isinstance(transform, partial):
         transform = transform.func
     return defined(transform if isfunction(transform) else type(transform).__call__)
-
-
-@contextmanager
-def one_line_errors(
-    name: str,
-    does: str,
-    called: tuple[object, ...],
-    otherwise: str = "",
-    advice: str = "",
-    *,
-    runs_model: bool = False,
-) -> Iterator[None]:
-    """Turn an error of the block into one line; an error of hpcfl itself keeps its traceback.
-
-    Args:
-        name: the key of the job that is called, and its value.
-        does: what failed.
-        called: the objects of the job that the block calls.
-        otherwise: the location, where the error went through no line of the user's.
-        advice: what to do.
-        runs_model: whether the block runs the model, which data of the user may not fit, even if
-            every class is hpcfl's.
-
-    Raises:
-        JobError: the block raised, and a class or line of the user's took part, or memory is
-            lacking, or the data do not fit the model.
-        DiskError: the disk is full or fails.
-    """
-
-    def convert(e: Exception) -> JobError | None:
-        broken = isinstance(e, BrokenRuleError) or (runs_model and _refused_by_torch(e))
-        if is_fault_of_hpcfl(e, *called) and not broken:
-            return None
-        more = "" if isinstance(e, BrokenRuleError) else traceback_hint()
-        said = described(e, otherwise=otherwise)
-        cure = KEEPS_NOTHING if advice and isinstance(e, FrozenInstanceError) else advice
-        return JobError(f"{name}: {does}{said}{cure}{more}")
-
-    with convert_errors(convert):
-        yield
 
 
 def _refused_by_torch(error: Exception) -> bool:

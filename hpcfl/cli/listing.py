@@ -105,7 +105,7 @@ def _sizes(name: str, cls: type[Algorithm]) -> tuple[Sequence[str], Sequence[str
     """The ``multiples`` of an algorithm with its default settings, and what it refuses."""
     if any(key.default == REQUIRED for key in settings(cls)):
         return ("",) * 4, ["(sizes: hpcfl check of a job that has its settings)"]
-    with as_job_error(f"list: {name}", "with its default settings its dry round failed", cls):
+    with as_job_error(f"list: {name}", "with its default settings its dry round failed", "", cls):
         algorithm = cls()
         refused = algorithm.refuses_optimizer
         return multiples(algorithm), [f"(no local.momentum: {refused})"] if refused else []

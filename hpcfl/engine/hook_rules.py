@@ -5,6 +5,7 @@ call, and the same values for the same arguments, whichever client came before.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import FrozenInstanceError
 from inspect import getattr_static, signature
 from typing import Any, NamedTuple, get_args
 
@@ -23,16 +24,25 @@ from hpcfl.user_code.generators import generators
 SMALL = 1000  # parameters of the model that stands in where there is no data
 KNOWN_TO_SERVER = ("server", "cohort")
 """The scopes of full gradients whose means the server receives."""
-TAKES_AND_RETURNS = "; hooks take and return what hpcfl/algorithms/base.py says"
-"""What to do about an error of a hook, for the end of its line."""
-KEEPS_NOTHING = (
-    "; an algorithm's object keeps nothing itself: put it into the server's NamedTuple, or into "
-    "the client's state"
-)
-"""Likewise, where a hook sets an attribute of the algorithm."""
-
 _FROM_DIRECTION = ("the direction", "the local quantities")
 _FROM_FINISH = ("the upload", "the client's next state")
+
+
+def hook_advice(error: Exception) -> str:
+    """What to do about an error of a hook, for the end of its line."""
+    if isinstance(error, BrokenRuleError):
+        return ""
+    if isinstance(error, FrozenInstanceError):  # the hook sets an attribute of the algorithm
+        return (
+            "; an algorithm's object keeps nothing itself: put it into the server's NamedTuple, or "
+            "into the client's state"
+        )
+    if "meta tensor" in str(error):
+        return (
+            "; the dry round has tensors without values: take no number and no if of one, such as "
+            "client.round, but torch.where or clamp"
+        )
+    return "; hooks take and return what hpcfl/algorithms/base.py says"
 
 
 class ClientHookResults(NamedTuple):

@@ -18,14 +18,15 @@ from hpcfl.algorithms.base import Algorithm, Facts
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
-from hpcfl.errors import JobError, as_job_error, described, traceback_hint
+from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
 from hpcfl.evaluation import Evaluate
+from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.job.callbacks import CallbackEntry, check_callbacks
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
-from hpcfl.job.registry import MOVED, REGISTRIES, SECTION, shown, suggestion
+from hpcfl.job.registry import MOVED, REGISTRIES, SECTION, import_dotted, shown, suggestion
 from hpcfl.job.run_name import run_name
 from hpcfl.job.tasks import TASKS
-from hpcfl.job.user_code import CallbackEntry, check_callbacks, check_metrics, check_optimizer
 from hpcfl.job.yaml_file import (
     JobFile,
     Key,
@@ -41,7 +42,9 @@ from hpcfl.job.yaml_file import (
 from hpcfl.layout import Layout
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
+from hpcfl.optim import Optimizer, Own
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
+from hpcfl.user_code.names import short_name
 
 Precision = Literal["float32", "float64", "bf16", "tf32"]
 
@@ -247,16 +250,16 @@ def require_runnable(loaded: LoadedJob, file: JobFile, *, user_code: bool = True
     Raises:
         JobError: where, what was found, what was expected.
     """
-    _require_sizes(loaded.tree, file)
-    _require_coherent(loaded.job, file)
+    _check_sizes(loaded.tree, file)
+    _check_coherent(loaded.job, file)
     if user_code:
         try:
             loaded.job.model.check(loaded.job.data)
         except ValueError as e:
             raise JobError(f"{file.where(('model',))}: model.{e}") from e
-        _require_user_code(loaded.job, file)
+        _check_user_code(loaded.job, file)
         loaded.job.model.require_code()
-        _require_rates(loaded.job, file)
+        _check_rates(loaded.job, file)
 
 
 def validate_keys(file: JobFile, name: str) -> LoadedJob:
@@ -314,7 +317,7 @@ SMALLEST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
 _LARGEST_WHOLE = 2**63 - 1
 
 
-def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
+def _check_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
     """Refuse numbers that are too large or too small for any run.
 
     Raises:
@@ -325,7 +328,7 @@ def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
         if isinstance(value, list):
             value = dict(enumerate(value))
         if isinstance(value, dict):
-            _require_sizes(value, file, path)
+            _check_sizes(value, file, path)
             continue
         if not isinstance(value, int | float):
             continue
@@ -337,7 +340,7 @@ def _require_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
             raise JobError(f"{where}: found {shown(value)}, expected a number of at least {least}")
 
 
-def _require_coherent(job: Job, file: JobFile) -> None:
+def _check_coherent(job: Job, file: JobFile) -> None:
     """Refuse combinations of keys that exclude each other.
 
     Raises:
@@ -363,7 +366,7 @@ def _require_coherent(job: Job, file: JobFile) -> None:
         )
 
 
-def _require_rates(job: Job, file: JobFile) -> None:
+def _check_rates(job: Job, file: JobFile) -> None:
     """Refuse a decay by which the learning rate is zero before the last round.
 
     Raises:
@@ -379,17 +382,42 @@ def _require_rates(job: Job, file: JobFile) -> None:
         )
 
 
-def _require_user_code(job: Job, file: JobFile) -> None:
+def _check_user_code(job: Job, file: JobFile) -> None:
     """Import the metrics, the callbacks and the optimiser that a job names.
 
     Raises:
         JobError: one cannot be imported, or is something else.
     """
-    check_metrics(f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics", job.evaluate.metrics)
-    check_optimizer(f"{file.where(('local', 'optimizer'))}: local.optimizer", job.local.optimizer)
+    at = f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics"
+    for path in job.evaluate.metrics:
+        found, name = import_dotted(at, path), short_name(path)
+        make = vars(found).get("__init__", found) if isinstance(found, type) else found
+        with as_job_error(f"{at}: {name}", "cannot be made without arguments", defined(make)):
+            try:
+                UserMetric(path, found)
+            except BrokenRuleError as e:
+                raise JobError(f"{at}: {name} {e}") from e
+    _check_optimizer(f"{file.where(('local', 'optimizer'))}: local.optimizer", job.local.optimizer)
     check_callbacks(
         job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
     )
+
+
+def _check_optimizer(at: str, optimizer: Optimizer | str) -> None:
+    """Import and make the optimiser of a job, where it is a class of the user's.
+
+    Raises:
+        JobError: the class cannot be imported or made, or is something else.
+    """
+    if not isinstance(optimizer, Own):
+        return
+    cls, name = import_dotted(at, optimizer.of), short_name(optimizer.of)
+    if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
+        raise JobError(
+            f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.optim.Optimizer"
+        )
+    with as_job_error(f"{at}: {name}", "cannot be made with its keys", defined(cls.__init__)):
+        cls(**optimizer.keys)
 
 
 def check_full_blocks(job: Job, population: int) -> None:
@@ -448,7 +476,7 @@ def resolve_algorithm(
     check_full_blocks(job, population)
     name = loaded.tree["algorithm"]["name"]
     hook = type(job.algorithm).resolve
-    with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", hook):
+    with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", defined(hook)):
         facts = facts_of(job, population, layout)
         try:
             algorithm = job.algorithm.resolve(facts).with_facts(facts)
@@ -504,16 +532,15 @@ def section(cls: type[Any], file: JobFile, name: str) -> Any:
 
 
 def _build(cls: type[Any], raw: Tree, file: JobFile, at: Key) -> Any:
-    try:
-        # As JSON, where strict types still let a mapping be a section and a list be a tuple.
-        adapter = _adapter(cls)  # type: ignore[arg-type]  # mypy takes no class as a cache's key
-        return adapter.validate_json(dumps(raw, default=str))
-    except ValidationError as e:
-        raise JobError(validation_message(e.errors(), cls, raw, file, at)) from e
-    except Exception as e:  # of a class of the user's: its __post_init__, or a field's type
-        said = described(e, otherwise=f" in {cls.__module__}.{cls.__qualname__}")
-        key = ".".join(map(str, at))
-        raise JobError(f"{file.where(at)}: {key}: cannot be read{said}{traceback_hint()}") from e
+    where = f"{file.where(at)}: {'.'.join(map(str, at))}"
+    # Of a class of the user's its __post_init__ may raise, or a field's type.
+    with as_job_error(where, "cannot be read", f" in {cls.__module__}.{cls.__qualname__}"):
+        try:
+            # As JSON, where strict types still let a mapping be a section and a list be a tuple.
+            adapter = _adapter(cls)  # type: ignore[arg-type]  # mypy takes no class as a cache's key
+            return adapter.validate_json(dumps(raw, default=str))
+        except ValidationError as e:
+            raise JobError(validation_message(e.errors(), cls, raw, file, at)) from e
 
 
 @cache

@@ -34,11 +34,11 @@ from hpcfl.data.fingerprints import Digests, fingerprints, require_alike
 from hpcfl.engine.callbacks import Callback, Callbacks
 from hpcfl.exports.checkpoint import load_model
 from hpcfl.io.files import present
+from hpcfl.job.callbacks import make_callbacks
 from hpcfl.job.resume_rules import input_places
 from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.job.settings import flatten
-from hpcfl.job.user_code import make_callbacks
 from hpcfl.job.yaml_file import COMMAND_LINE
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, truncate_log

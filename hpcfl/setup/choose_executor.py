@@ -92,11 +92,14 @@ def with_executor(
 def check_block_executor(components: Components) -> None:
     """Check that blocks work: train two clients for a step, if the job's executor is ``block``.
 
+    It stands here and not in ``hpcfl.checks``, as ``executor: auto`` is decided by it, too.
+
     Raises:
         JobError: the model or the algorithm does not work in blocks; without this check, round 1
             would fail.
     """
     if components.job.executor == "block":
+        # Two show what vmap over clients cannot do, and take less memory than a whole block.
         two = with_executor(components, "block", min(2, len(components.rows)))
         try:
             step_timer(two, two.executor(two.gradient()), 1)()

@@ -1,7 +1,7 @@
 """Build the objects of a checked job: data, clients, model, dry round, executor, stores."""
 
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,10 @@ from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import LOSS, FullGradient, RoundSchema, dry_round
-from hpcfl.engine.hook_rules import KEEPS_NOTHING, TAKES_AND_RETURNS
+from hpcfl.engine.hook_rules import hook_advice
 from hpcfl.engine.run import Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.timing import RoundTimer
-from hpcfl.errors import (
-    BrokenRuleError,
-    HpcflError,
-    JobError,
-    as_job_error,
-    described,
-    is_fault_of_hpcfl,
-    one_line,
-)
+from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
@@ -47,7 +39,7 @@ from hpcfl.models.losses import LOSSES
 from hpcfl.optim import Descent
 from hpcfl.seeds import key
 from hpcfl.setup.client_store import make_client_store
-from hpcfl.setup.configure_torch import configure_torch
+from hpcfl.setup.device import configure_torch
 from hpcfl.setup.initial_model import draw_model, initial_model
 from hpcfl.setup.load_data import load_data
 from hpcfl.signals import Signals
@@ -295,7 +287,7 @@ def build_components(
     with as_job_error(
         f"data.kind: {loaded.tree['data']['kind']}",
         "its examples cannot be dealt to clients",
-        type(job.data).load,
+        defined(type(job.data).load),
     ):
         split = split_examples(job.data, dataset, job.seed)
     dataset = replace(dataset, notes=(*dataset.notes, *split.notes))
@@ -306,29 +298,13 @@ def build_components(
     x0, model, skipped = initial_model(loaded, dataset, resumed)
     layout = layout_of(model)
     loaded = resolve_algorithm(loaded, len(split.rows), layout)
-    schema = _dry_round(loaded, x0, loaded.job.local.descent(layout))
+    algorithm, name = loaded.job.algorithm, loaded.tree["algorithm"]["name"]
+    with as_job_error(
+        f"algorithm.name: {name}", "its dry round failed", "", algorithm, advice=hook_advice
+    ):
+        schema = dry_round(algorithm, x0.numel(), x0.dtype, loaded.job.local.descent(layout))
     model, x0 = model.to(device), x0.to(device)
     return Components(loaded, dataset, split, model, x0, skipped, schema, device)
-
-
-def _dry_round(loaded: LoadedJob, x0: Vector, descent: Descent) -> RoundSchema:
-    """The dry round of the job's algorithm; an error of a user's class becomes one line."""
-    algorithm = loaded.job.algorithm
-    try:
-        return dry_round(algorithm, x0.numel(), x0.dtype, descent)
-    except Exception as e:
-        if is_fault_of_hpcfl(e, algorithm):
-            raise
-        cure = "" if isinstance(e, BrokenRuleError) else TAKES_AND_RETURNS
-        if isinstance(e, FrozenInstanceError):
-            cure = KEEPS_NOTHING
-        elif "meta tensor" in str(e):
-            cure = (
-                "; the dry round has tensors without values: take no number and no if of one, such "
-                "as client.round, but torch.where or clamp"
-            )
-        name = loaded.tree["algorithm"]["name"]
-        raise JobError(f"algorithm.name: {name}: its dry round failed{described(e)}{cure}") from e
 
 
 def build_run(

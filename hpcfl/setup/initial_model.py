@@ -24,7 +24,7 @@ def fetch_model(loaded: LoadedJob) -> None:
         JobError: they cannot be had.
     """
     where, model = f"model.name: {loaded.tree['model']['name']}", loaded.job.model
-    with as_job_error(where, "cannot fetch its weights", type(model).fetch):
+    with as_job_error(where, "cannot fetch its weights", defined(type(model).fetch)):
         model.fetch()
 
 
@@ -55,8 +55,9 @@ def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
     """
     job = loaded.job
     kind, name = (f"{s}.{k}: {loaded.tree[s][k]}" for s, k in (("data", "kind"), ("model", "name")))
+    does, load = "its transform failed on one example", defined(type(job.data).load)
     says = "; a transform is called with stored rows, a dtype, and draws or None"
-    with as_job_error(kind, "its transform failed on one example", type(job.data).load, says):
+    with as_job_error(kind, does, load, advice=says):
         sample = dataset.transform(dataset.sample(1), torch.float32, None)
         shape = tuple(sample.shape[1:])
     labels = dataset.train.labels
@@ -65,7 +66,7 @@ def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
         raise JobError(f"{name} is for classes, this data has targets; use linear")
     outputs = dataset.classes if dataset.classes is not None else targets
     build = type(job.model).build
-    with as_job_error(name, f"cannot be built for inputs {shape}", build), seeded(seed):
+    with as_job_error(name, f"cannot be built for inputs {shape}", defined(build)), seeded(seed):
         model: Any = job.model.build(shape, outputs)
         if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
             with torch.no_grad():

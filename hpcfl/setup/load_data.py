@@ -14,7 +14,7 @@ from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.losses import LOSSES
 from hpcfl.seeds import key
-from hpcfl.setup.configure_torch import configure_torch
+from hpcfl.setup.device import configure_torch
 from hpcfl.types import Examples
 from hpcfl.user_code.generators import seeded
 
@@ -26,7 +26,7 @@ def fetch_data(loaded: LoadedJob) -> None:
         JobError, DataError: they cannot be had.
     """
     where, data = f"data.kind: {loaded.tree['data']['kind']}", loaded.job.data
-    with as_job_error(where, "cannot fetch its files", type(data).fetch):
+    with as_job_error(where, "cannot fetch its files", defined(type(data).fetch)):
         data.fetch()
 
 
@@ -39,14 +39,14 @@ def load_data(loaded: LoadedJob) -> Dataset:
     job, where = loaded.job, f"data.kind: {loaded.tree['data']['kind']}"
     load = type(job.data).load
     # A class of the user's may draw from the global generators, which must not differ by rank.
-    with as_job_error(where, "cannot load the data", load), seeded(key(job.seed, "load")):
+    with as_job_error(where, "cannot load the data", defined(load)), seeded(key(job.seed, "load")):
         dataset: Any = job.data.load(job.seed)
     if not isinstance(dataset, Dataset):
         raise JobError(
             f"{where}: load{defined(load)} returns {type(dataset).__name__}, expected a "
             "hpcfl.data.base.Dataset"
         )
-    with as_job_error(where, "its load returns a data set that cannot be used", load):
+    with as_job_error(where, "its load returns a data set that cannot be used", defined(load)):
         # Here and not in hpcfl.checks: the clients' examples are found by these labels.
         _check_dataset(dataset, where)
         return keep_natural_clients(job.data, with_checked_clients(dataset), job.seed)
@@ -67,6 +67,8 @@ def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> H
     """
 
     def load() -> Dataset:
+        # Before build_components does: what a class of the user's computes must not depend on the
+        # number of threads that torch has by itself.
         configure_torch(loaded.job, device)
         dataset = load_data(loaded)
         return replace(dataset, digest=digest(dataset))

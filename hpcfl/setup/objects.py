@@ -24,7 +24,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from hpcfl.comm.base import Comm
 from hpcfl.data.base import DataConfig
 from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
-from hpcfl.errors import DataError, JobError, StoreError, described, file_error
+from hpcfl.errors import DataError, JobError, StoreError, as_job_error, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, write_by
 from hpcfl.job.registry import REGISTRIES
@@ -414,13 +414,13 @@ class _Objects:
         """
         if not self._objects:
             return
-        try:
+        does = f"{', '.join(self._objects)} cannot be pickled"
+        says = (
+            "; leave out what cannot be, such as a lock or an open file, or put the code into a "
+            "module"
+        )
+        with as_job_error("hpcfl.run", does, "", *self._objects.values(), advice=says):
             content, fingerprint = pickled(self._objects)
-        except Exception as e:  # whatever the objects of the user hold
-            raise JobError(
-                f"hpcfl.run: {', '.join(self._objects)} cannot be pickled{described(e)}; leave out "
-                "what cannot be, such as a lock or an open file, or put the code into a module"
-            ) from e
         name = f"objects-{fingerprint}-{digest_of(content)}{OBJECTS}"
         path = self.kept_files.add_written(name, lambda file: file.write(content))
         hold_objects(folder / name, content)

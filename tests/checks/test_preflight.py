@@ -10,7 +10,7 @@ def normed():
     return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
 """
 REFUSED = {
-    "the model": ("model={name: module, of: mine.normed}", "its layer '0' "),
+    "the model": ("model={name: module, of: with_batch_norm.normed}", "its layer '0' "),
     "the scores": ("evaluate.best=true", "evaluate.best: this data has no test set for the"),
     "the data": (
         "precision=float32",
@@ -21,7 +21,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_it_is_refused_by_every_command_alike(what, job, arrays, refused, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(NORMED)
+    (tmp_path / "with_batch_norm.py").write_text(NORMED)
     monkeypatch.syspath_prepend(tmp_path)
     large = {"x": [[1e39, 0.0, 0.0]] * 40} if what == "the data" else {}
     arrays(x_test=None, y_test=None, **large)

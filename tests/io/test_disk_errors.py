@@ -2,19 +2,16 @@
 
 import errno
 import os
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from hpcfl.checks import trial
 from hpcfl.errors import DiskError, as_disk_error, as_job_error
 from hpcfl.local.error_context import client_errors, round_errors
 
 VISIT = SimpleNamespace(client=7, round=3)
 AROUND = {
-    "a class before round 1": lambda: as_job_error("data.kind: x", "cannot", nullcontext),
-    "the trial": lambda: trial.one_line_errors("data.kind: x", "cannot", ()),
+    "a class before round 1": lambda: as_job_error("data.kind: x", "cannot", " in load (x.py:1)"),
     "a client": lambda: client_errors(VISIT, "begin"),
     "a round": lambda: round_errors(4),
 }

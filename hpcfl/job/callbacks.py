@@ -1,15 +1,13 @@
-"""Import the metrics and callbacks that a job names by dotted paths, and make the callbacks."""
+"""Import the callbacks that a job names, check their classes, and make them."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
-from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined, described
-from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.errors import JobError, as_job_error, defined, described
 from hpcfl.io.packages import installed, refuse_shadow
 from hpcfl.job.registry import check_names, import_dotted, shown, suggestion
-from hpcfl.optim import Optimizer, Own
 from hpcfl.seeds import key
 from hpcfl.user_code.names import short_name
 
@@ -25,48 +23,6 @@ CallbackEntry = str | dict[str, Any]
 
 Or a section of it as ``name`` and the arguments of the constructor.
 """
-
-
-def check_metrics(at: str, paths: Sequence[str]) -> None:
-    """Import the metrics of a job.
-
-    Args:
-        at: where they are named, for messages.
-        paths: their dotted paths, or ``FILE.py:NAME`` of files that a run keeps.
-
-    Raises:
-        JobError: one cannot be imported, or is something else.
-    """
-    for path in paths:
-        found = import_dotted(at, path)
-        make = vars(found).get("__init__", found) if isinstance(found, type) else found
-        name = short_name(path)
-        with as_job_error(f"{at}: {name}", "cannot be made without arguments", make):
-            try:
-                UserMetric(path, found)
-            except BrokenRuleError as e:
-                raise JobError(f"{at}: {name} {e}") from e
-
-
-def check_optimizer(at: str, optimizer: Optimizer | str) -> None:
-    """Import and make the optimiser of a job, where it is a class of the user's.
-
-    Args:
-        at: where it is named, for messages.
-        optimizer: of the local steps.
-
-    Raises:
-        JobError: the class cannot be imported or made, or is something else.
-    """
-    if not isinstance(optimizer, Own):
-        return
-    cls, name = import_dotted(at, optimizer.of), short_name(optimizer.of)
-    if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
-        raise JobError(
-            f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.optim.Optimizer"
-        )
-    with as_job_error(f"{at}: {name}", "cannot be made with its keys", cls.__init__):
-        cls(**optimizer.keys)
 
 
 def check_callbacks(entries: Sequence[CallbackEntry], where: Callable[[int], str]) -> None:
@@ -99,7 +55,7 @@ def make_callbacks(entries: Sequence[CallbackEntry], seed: int) -> list[tuple[st
 def _make(entry: CallbackEntry, index: int, seed: int) -> tuple[str, Callback]:
     at = f"callbacks.{index}"
     name, cls, arguments = _found(entry, at)
-    with as_job_error(f"{at}: {name}", _UNMADE, cls.__init__):
+    with as_job_error(f"{at}: {name}", _UNMADE, defined(cls.__init__)):
         try:
             with undisturbed(key(seed, f"callback {index} made")):
                 return name, cls(**arguments)
@@ -119,9 +75,9 @@ def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str
     cls, name = import_dotted(at, _dotted_path(at, name)), short_name(name)
     if not (isinstance(cls, type) and issubclass(cls, Callback)):
         raise JobError(f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.Callback")
-    check_callback(at, name, cls)
+    _check_class(at, name, cls)
     arguments = {key: value for key, value in section.items() if key != "name"}
-    with as_job_error(f"{at}: {name}", _UNMADE, cls.__init__):
+    with as_job_error(f"{at}: {name}", _UNMADE, defined(cls.__init__)):
         _check_arguments(at, name, cls, arguments)
     return name, cls, arguments
 
@@ -149,7 +105,7 @@ def _dotted_path(at: str, name: str) -> str:
     return path
 
 
-def require_callbacks(at: str, found: Sequence[Any]) -> None:
+def check_callback_objects(at: str, found: Sequence[Any]) -> None:
     """Refuse what is no list of callbacks.
 
     Args:
@@ -169,10 +125,10 @@ def require_callbacks(at: str, found: Sequence[Any]) -> None:
                 f"{at}: found {shown(one)}, expected a list of objects whose classes are derived "
                 f"from hpcfl.Callback{cure}"
             )
-        check_callback(at, type(one).__qualname__, type(one))
+        _check_class(at, type(one).__qualname__, type(one))
 
 
-def check_callback(at: str, name: str, cls: type[Callback]) -> None:
+def _check_class(at: str, name: str, cls: type[Callback]) -> None:
     """Refuse a class of which nothing would be called, or whose methods cannot be.
 
     Raises:
