@@ -16,8 +16,10 @@ from hpcfl.algorithms.fedcm import FedCM
 from hpcfl.algorithms.feddyn import FedDyn
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.fedlada import FedLADA
+from hpcfl.algorithms.fedlc import FedLC
 from hpcfl.algorithms.fedmim import FedMIM
 from hpcfl.algorithms.fedmuon import FedMuon
+from hpcfl.algorithms.fedntd import FedNTD
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.fedsam import FedSAM
 from hpcfl.algorithms.fedyogi import FedYogi
@@ -31,6 +33,7 @@ from hpcfl.algorithms.mimelitemom import MimeLiteMom
 from hpcfl.algorithms.mimemom import MimeMom
 from hpcfl.algorithms.mimemvr import MimeMVR
 from hpcfl.algorithms.mofedsam import MoFedSAM
+from hpcfl.algorithms.moon import Moon
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.algorithms.server_only import ServerOnly
 
@@ -48,8 +51,10 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "feddyn": FedDyn,
         "fedhbm": FedHBM,
         "fedlada": FedLADA,
+        "fedlc": FedLC,
         "fedmim": FedMIM,
         "fedmuon": FedMuon,
+        "fedntd": FedNTD,
         "fedprox": FedProx,
         "fedsam": FedSAM,
         "fedyogi": FedYogi,
@@ -63,6 +68,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "mimemom": MimeMom,
         "mimemvr": MimeMVR,
         "mofedsam": MoFedSAM,
+        "moon": Moon,
         "scaffold": Scaffold,
         "server_only": ServerOnly,
     }

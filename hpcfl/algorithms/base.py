@@ -25,7 +25,8 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
     The model that is evaluated and exported is evaluated(server)      # default server.x
 
 The default hooks are FedAvg's: a file holds what its paper adds.  A hook may call ``grad`` at any
-point, any number of times; calls of one step share the batch, augmentation and dropout mask.
+point, any number of times, also of a loss of its own (``Grad``); calls of one step share the batch,
+augmentation and dropout mask.
 
 Rules.  Hooks are written for ONE client; they branch on hyperparameters, never on the value of a
 tensor; they change nothing in place, draw no random numbers, and make new tensors from old ones
@@ -39,14 +40,46 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
 from hpcfl.layout import Layout
 from hpcfl.types import Positive, Scalar, Section, Vector
 
-Grad = Callable[[Vector], Vector]  # the gradient of the step's mean batch loss, at a point
+
+class Forward(NamedTuple):
+    """What the model makes of a step's batch of B examples; in float32 or wider."""
+
+    outputs: Tensor  # [B, ...], logits where the labels are classes
+    labels: Tensor  # [B], or [B, T] of texts, or targets [B, targets]
+    label_mask: Tensor  # of the outputs' shape, True at the label; [0] without classes
+    losses: Tensor  # [B] or [B, T], the terms of the job's loss
+    features: Tensor  # [B, F], the input of the last dense layer; [0] without one
+
+
+LossTerms = Callable[[Forward], Tensor]  # the terms of a loss, in the shape of ``losses``
+
+
+class Grad(Protocol):
+    """The gradient of the step's mean batch loss; of one step all calls share the batch."""
+
+    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
+        """The gradient at ``point`` [P], of the job's loss or of the mean of these terms.
+
+        The mean is over the batch's real examples (or labels), as that of the job's loss; the
+        terms may depend on what ``forward`` gave before, which has no gradient.
+        """
+        ...
+
+    def forward(self, point: Vector) -> Forward:
+        """What the model makes of the batch at ``point``, without gradient.
+
+        To be called before the gradient, never inside the function of its terms.
+        """
+        ...
+
+
 RandomInit = Callable[[], Vector]  # makes a random initial model, of one client alone
 FullGradientScope = Literal["none", "client", "cohort", "server"]
 
@@ -60,6 +93,7 @@ class Facts(NamedTuple):
     weight_decay: float = 0.0  # lambda, of the local steps
     momentum: float = 0.0  # mu, of the local steps
     nesterov: bool = False  # whether that momentum is Nesterov's
+    classes: int | None = None  # of the labels; None where there are none
     # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.
     layout: Layout | Callable[[], Layout] | None = None
 
@@ -74,6 +108,7 @@ class Client(NamedTuple):
     examples: Scalar  # n, its number of training examples
     full_grad: Vector  # [P], of its mean loss over all examples at x; [0] unless full_gradient
     cohort_grad: Vector  # [P], plain mean of full_grad; [0] unless full_gradient is "cohort"
+    label_counts: Vector  # [classes], its examples of each class; [0] unless needs_label_counts
 
 
 class Cohort(NamedTuple):
@@ -121,6 +156,8 @@ class Algorithm(Section, ABC):
     refuses_optimizer: ClassVar[str] = ""
     """Why the method allows plain SGD alone, without momentum: shown to the user; or empty."""
 
+    needs_label_counts: ClassVar[bool] = False
+    """Whether hooks use ``client.label_counts``."""
     facts: ClassVar[Facts]
     """The facts that ``resolve`` was given, for every hook that runs after it."""
 

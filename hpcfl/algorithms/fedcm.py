@@ -72,7 +72,12 @@ class FedCM(Algorithm):
     def direction(
         self, point: Vector, local: Local, grad: Grad, client: Client
     ) -> tuple[Vector, Local]:
-        return self.alpha * grad(point) + (1 - self.alpha) * local.momentum, local
+        gradient = self.gradient(point, grad)
+        return self.alpha * gradient + (1 - self.alpha) * local.momentum, local
+
+    def gradient(self, point: Vector, grad: Grad) -> Vector:
+        """What the momentum is mixed with; MoFedSAM has another."""
+        return grad(point)
 
     def finish(
         self, y: Vector, local: Local, message: Server, state: Nothing, client: Client

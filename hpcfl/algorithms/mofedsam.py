@@ -13,10 +13,9 @@ Departures: FedSAM's and FedCM's.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
-from hpcfl.algorithms.base import Client, Grad
-from hpcfl.algorithms.fedcm import FedCM, Local
+from hpcfl.algorithms.base import Grad
+from hpcfl.algorithms.fedcm import FedCM
 from hpcfl.algorithms.fedsam import sharpness_aware
 from hpcfl.types import NonNegative, Vector
 
@@ -28,7 +27,5 @@ class MoFedSAM(FedCM):
     rho: NonNegative = 0.1
     """Radius of the ascent."""
 
-    def direction(
-        self, point: Vector, local: Local, grad: Grad, client: Client
-    ) -> tuple[Vector, Local]:
-        return super().direction(point, local, partial(sharpness_aware, grad, rho=self.rho), client)
+    def gradient(self, point: Vector, grad: Grad) -> Vector:
+        return sharpness_aware(grad, point, self.rho)

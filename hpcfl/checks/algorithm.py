@@ -5,7 +5,7 @@ from itertools import islice
 
 import torch
 
-from hpcfl.algorithms.base import Cohort
+from hpcfl.algorithms.base import Cohort, Forward, LossTerms
 from hpcfl.checks.model import gradient_at
 from hpcfl.checks.trial import Trial
 from hpcfl.engine.dry_round import nbytes
@@ -24,6 +24,7 @@ from hpcfl.errors import as_job_error
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
+from hpcfl.local.step import BatchGradient
 from hpcfl.setup.components import Components
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import restored
@@ -113,19 +114,35 @@ def _member(
     task = components.clients.task(client, 0, steps=1)
     about = task.client._replace(full_grad=full, cohort_grad=common)
     state = call(components.algorithm, "init_client", components.x0, components.random_init(client))
-    batch, calls = trial.batches[client], 0
+    grad = _TrialGradient(trial, client, task.dropout_seed, known)
+    return Member(state, about, grad, initial)
 
-    def grad(point: Vector) -> Vector:
-        nonlocal calls
-        calls += 1
-        if calls <= len(known) and torch.equal(known[calls - 1][0], point):
-            return known[calls - 1][1].clone()
-        found = gradient_at(trial, point, batch, task.dropout_seed)
-        if calls > len(known):
+
+class _TrialGradient(BatchGradient):
+    """The gradient of a client's batch; errors of the model are named as the model's."""
+
+    def __init__(
+        self, trial: Trial, client: int, seed: int, known: list[tuple[Vector, Vector]]
+    ) -> None:
+        self._trial, self._own, self._first = trial, trial.batches[client], seed
+        self._known, self._count = known, 0
+        super().__init__(trial.gradient, self._own, seed)
+
+    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
+        if loss is not None:
+            with self._trial.model_errors(self._own), restored():  # every step seeds the generator
+                return super().__call__(point, loss)
+        self._count, known = self._count + 1, self._known
+        if self._count <= len(known) and torch.equal(known[self._count - 1][0], point):
+            return known[self._count - 1][1].clone()
+        found = gradient_at(self._trial, point, self._own, self._first)
+        if self._count > len(known):
             known.append((point.clone(), found.clone()))
         return found
 
-    return Member(state, about, grad, initial)
+    def forward(self, point: Vector) -> Forward:
+        with self._trial.model_errors(self._own), restored():
+            return super().forward(point)
 
 
 def _full_gradients(trial: Trial, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:

@@ -14,6 +14,7 @@ from hpcfl.algorithms.base import Algorithm, Client, Cohort
 from hpcfl.engine.hook_rules import (
     KNOWN_TO_SERVER,
     Member,
+    TrialGrad,
     broken,
     call,
     call_client_hooks,
@@ -22,6 +23,7 @@ from hpcfl.engine.hook_rules import (
     first_server,
     full_gradient_points,
     known_to_server,
+    made_up_counts,
     require_form,
     with_facts,
 )
@@ -204,14 +206,15 @@ def _dry_round(
     server = call_prepare(algorithm, server, cohort)
     message = call(algorithm, "broadcast", server)
     state = call(algorithm, "init_client", first, lambda: first)
-    client = Client(number, number, number, number, number, full_grad=full, cohort_grad=mean)
+    counts = made_up_counts(algorithm, x0)
+    client = Client(number, number, number, number, number, full, mean, counts)
     points: list[Tensor] = []
 
-    def grad(y: Vector) -> Vector:
+    def gradient(y: Vector) -> Vector:
         points.append(y)
         return y.clone()
 
-    member = Member(state, client, grad, full)
+    member = Member(state, client, TrialGrad(gradient, algorithm.facts.classes), full)
     upload, after, y = call_client_hooks(algorithm, descent, message, member)
     call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)

@@ -13,9 +13,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, FullGradientScope, Grad
+from hpcfl.algorithms.base import (
+    Algorithm,
+    Client,
+    Cohort,
+    Facts,
+    Forward,
+    FullGradientScope,
+    Grad,
+    LossTerms,
+)
 from hpcfl.errors import BrokenRuleError, defined
-from hpcfl.local.step import local_step
+from hpcfl.local.step import check_terms, local_step
 from hpcfl.optim import Descent
 from hpcfl.store.schema import STORED
 from hpcfl.types import Vector
@@ -70,6 +79,36 @@ def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
     if facts.layout is not None:
         return algorithm
     return algorithm.with_facts(facts._replace(layout=descent.layout))
+
+
+def made_up_counts(algorithm: Algorithm, x0: Vector) -> Vector:
+    """The label counts of a client of a trial: one example of each class."""
+    return x0.new_ones((algorithm.facts.classes or 3) * algorithm.needs_label_counts)
+
+
+class TrialGrad:
+    """Stands in for ``Grad`` where there is no model: two examples of made-up outputs.
+
+    Args:
+        gradient: at a point.
+        classes: of the outputs.
+    """
+
+    def __init__(self, gradient: Callable[[Vector], Vector], classes: int | None) -> None:
+        self._gradient, self._classes = gradient, classes or 3
+
+    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
+        """The gradient at ``point``; the terms of a loss are made, and their shape is checked."""
+        if loss is not None:
+            forward = self.forward(point)
+            check_terms(loss(forward), forward.losses)
+        return self._gradient(point)
+
+    def forward(self, point: Vector) -> Forward:
+        """Two examples; the same at every point."""
+        outputs, numbers = point.new_zeros(2, self._classes), torch.arange(2, device=point.device)
+        mask = torch.arange(self._classes, device=point.device) == numbers.unsqueeze(1)
+        return Forward(outputs, numbers, mask, outputs[:, 0], outputs)
 
 
 def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
@@ -384,8 +423,18 @@ def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> N
 
     def made(noise: Vector) -> Member:
         state = call(algorithm, "init_client", x0, x0.clone)
-        client = Client(0 * number, 0 * number, number, 0.1 * number, number, noise, noise)
-        return Member(state, client, lambda y: y + noise, noise)
+        client = Client(
+            0 * number,
+            0 * number,
+            number,
+            0.1 * number,
+            number,
+            noise,
+            noise,
+            made_up_counts(algorithm, x0),
+        )
+        grad = TrialGrad(lambda y: y + noise, algorithm.facts.classes)
+        return Member(state, client, grad, noise)
 
     members = [lambda own=own: made(own) for own in noise]
     points = full_gradient_points(algorithm, first_server(algorithm, x0, noise[0]))

@@ -456,13 +456,17 @@ def with_resolved_algorithm(loaded: LoadedJob, algorithm: Algorithm) -> LoadedJo
 
 
 def resolve_algorithm(
-    loaded: LoadedJob, population: int | None, layout: Layout | None = None
+    loaded: LoadedJob,
+    population: int | None,
+    classes: int | None = None,
+    layout: Layout | None = None,
 ) -> LoadedJob:
     """Give the algorithm its facts, resolve its defaults, and check the job against them.
 
     Args:
         loaded: the job.
         population: the number of clients; None if only the data knows it: nothing is resolved.
+        classes: of the data, if there are any and they are known.
         layout: of the model; None where it is not built.
 
     Raises:
@@ -477,7 +481,7 @@ def resolve_algorithm(
     name = loaded.tree["algorithm"]["name"]
     hook = type(job.algorithm).resolve
     with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", defined(hook)):
-        facts = facts_of(job, population, layout)
+        facts = facts_of(job, population, classes, layout)
         try:
             algorithm = job.algorithm.resolve(facts).with_facts(facts)
         except ValueError as e:
@@ -485,7 +489,7 @@ def resolve_algorithm(
     return with_resolved_algorithm(loaded, algorithm)
 
 
-def facts_of(job: Job, population: int, layout: Layout | None) -> Facts:
+def facts_of(job: Job, population: int, classes: int | None, layout: Layout | None) -> Facts:
     """What an algorithm may know of a job."""
     local = job.local
     return Facts(
@@ -495,6 +499,7 @@ def facts_of(job: Job, population: int, layout: Layout | None) -> Facts:
         weight_decay=local.weight_decay,
         momentum=local.momentum,
         nesterov=local.nesterov,
+        classes=classes,
         layout=layout,
     )
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.base import Client, Forward, LossTerms
 from hpcfl.errors import ClientError, HpcflError
-from hpcfl.local.block_gradients import BlockGradients
+from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.layers import VmapReductions, stacked
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import ClientResult, ClientTask, local_step
+from hpcfl.local.step import ClientResult, ClientTask, OneAtATime, local_step
 from hpcfl.types import Vector
 
 # y [K, P]; the clients' local quantities and the states of the optimiser, [K, ...] each
@@ -151,24 +151,15 @@ class Block:
         """One local step of K clients, and their losses [K]: 0 for inactive clients."""
         algorithm, descent = self._algorithm, self._sequential.descent
 
-        def gradients(points: Tensor) -> tuple[Tensor, Tensor]:
-            return self._gradients(points, step.batches)
-
         def step_one(
             y: Vector, local: Any, state: Any, client: Client, active: Tensor
         ) -> tuple[Carry, Tensor]:
-            losses: list[Tensor] = []
-
-            def grad(point: Vector) -> Vector:
-                loss, gradient = stacked(gradients, point)
-                losses.append(loss)
-                return gradient  # type: ignore[no-any-return]
-
+            grad = _BlockGradient(self._gradients, step.batches)
             start, along, scale, new_local, new_state = local_step(
                 algorithm, descent, y, local, state, grad, client._replace(step=step.number)
             )
             new_y = start - scale * client.lr * along
-            loss = losses[0] if losses else torch.zeros_like(client.lr)
+            loss = torch.zeros_like(client.lr) if grad.loss is None else grad.loss
             # A client that has finished must not move: the gradient of its filled batch is not its
             # own.  A leaf that a hook returned unchanged needs no selection.
             carried = tree_map(
@@ -181,6 +172,32 @@ class Block:
         with self._reductions():
             stepped: tuple[Carry, Tensor] = vmap(step_one)(*carry, clients, step.active)
         return stepped
+
+
+class _BlockGradient:
+    """Inside the block's ``vmap``: the gradient of one client's batch, see ``Grad``."""
+
+    def __init__(self, gradients: BlockGradients, batches: Batches) -> None:
+        self._gradients, self._batches, self._calls = gradients, batches, OneAtATime()
+        self.loss: Tensor | None = None  # of the job, at the point of the first call
+
+    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
+        """The gradient at ``point``."""
+        self._calls.check()
+        terms = None if loss is None else self._calls.guarded(loss)
+        value, gradient = stacked(
+            lambda points: self._gradients(points, self._batches, terms), point
+        )
+        if self.loss is None:
+            self.loss = value
+        return gradient  # type: ignore[no-any-return]
+
+    def forward(self, point: Vector) -> Forward:
+        """What the model makes of the batch at ``point``, without gradient."""
+        self._calls.check()
+        return Forward(
+            *stacked(lambda points: self._gradients.forward(points, self._batches), point)
+        )
 
 
 def _slot(tree: Any, k: int) -> Any:

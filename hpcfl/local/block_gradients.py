@@ -1,20 +1,23 @@
 """Gradients of K models on K batches by one backward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from hpcfl.algorithms.base import Forward, LossTerms
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import Convolutions, VmapLayers
-from hpcfl.local.step import clipped
+from hpcfl.local.step import as_forward, check_terms, clipped
 from hpcfl.models.dropout import dropouts
+from hpcfl.models.features import inputs_of, last_dense
 from hpcfl.models.flat_vector import layout_of
-from hpcfl.types import Batch, Loss
+from hpcfl.models.losses import TermLoss
+from hpcfl.types import Batch
 
 _ROUNDING = 0.05  # of a gradient's norm: more than the rounding of bfloat16
 
@@ -42,7 +45,7 @@ class BlockGradients:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: TermLoss,
         convolutions: Convolutions,
         *,
         bf16: bool = False,
@@ -50,24 +53,36 @@ class BlockGradients:
     ) -> None:
         self._model, self._loss, self._convolutions = model, loss, convolutions
         self._layout, self._dropouts = layout_of(model), dropouts(model)
+        self._last_dense = last_dense(model)
         device = next(model.parameters()).device.type
         self.on_gpu = device != "cpu"
         self._precision = partial(autocast_bfloat16, device) if bf16 else nullcontext
         self._clip = clip
 
-    def __call__(self, points: Tensor, batches: Batches) -> tuple[Tensor, Tensor]:
-        """Losses [K] and clipped gradients [K, P]."""
+    def __call__(
+        self, points: Tensor, batches: Batches, terms: LossTerms | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Losses [K] and clipped gradients [K, P]; of the mean of other terms, if there are any."""
         layers = VmapLayers(self._convolutions, pad=not self.on_gpu)
         with torch.enable_grad():
             views = self._views(points)
-            losses = self._losses(layers, views, batches)
+            minimised, losses = self._losses(layers, views, batches, terms)
             # Each loss depends on its own client's parameters alone: the gradient of their sum
             # holds the gradient of every client.
-            grads = torch.autograd.grad(losses.sum(), views)
+            grads = torch.autograd.grad(minimised.sum(), views)
         whole = torch.cat([grad.reshape(len(points), -1) for grad in grads], 1)
         if self._clip is not None:
             whole = clipped(whole, self._clip)
         return losses.detach(), whole
+
+    def forward(self, points: Tensor, batches: Batches) -> tuple[Tensor, ...]:
+        """The fields of ``Forward``, of every client [K, ...], without gradient."""
+        layers = VmapLayers(self._convolutions, pad=not self.on_gpu)
+        with torch.no_grad():
+            found: tuple[Tensor, ...] = self._of_forward(
+                layers, self._views(points), batches, lambda made, counts: tuple(made)
+            )
+        return found
 
     def probe(self, x: Tensor, pair: Batch) -> None:
         """Try the model on batches of one and of two examples, of two clients.
@@ -117,7 +132,53 @@ class BlockGradients:
             for vector, shape in zip(vectors, self._layout.shapes, strict=True)
         ]
 
-    def _losses(self, layers: VmapLayers, views: Sequence[Tensor], batches: Batches) -> Tensor:
+    def _losses(
+        self,
+        layers: VmapLayers,
+        views: Sequence[Tensor],
+        batches: Batches,
+        terms: LossTerms | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What is minimised [K], and the job's losses [K]."""
+        if terms is None:
+            losses = self._each(layers, views, batches, self._loss)
+            return losses, losses
+
+        def both(made: Forward, counts: Tensor) -> tuple[Tensor, ...]:
+            found = terms(made)
+            check_terms(found, made.losses)
+            return tuple(
+                self._loss.mean(part, made.labels, counts) for part in (found, made.losses)
+            )
+
+        # The function of the terms may hold tensors of the clients from the vmap around this one:
+        # they are taken client by client, as both have the same level and the same clients.
+        minimised, losses = self._of_forward(layers, views, batches, both)
+        return minimised, losses
+
+    def _of_forward(
+        self,
+        layers: VmapLayers,
+        views: Sequence[Tensor],
+        batches: Batches,
+        function: Callable[[Forward, Tensor], tuple[Tensor, ...]],
+    ) -> Any:
+        """``function(forward, counts)`` of every client."""
+
+        def of_outputs(outputs: Tensor, labels: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+            return function(as_forward(self._loss, outputs, labels, features), counts)
+
+        with inputs_of(self._last_dense) as features:
+            return self._each(layers, views, batches, of_outputs)
+
+    def _each(
+        self,
+        layers: VmapLayers,
+        views: Sequence[Tensor],
+        batches: Batches,
+        function: Callable[[Tensor, Tensor, Tensor], Any],
+    ) -> Any:
+        """``function(outputs, labels, counts)`` of every client, stacked."""
         names = self._layout.names
 
         def one(
@@ -126,18 +187,17 @@ class BlockGradients:
             labels: Tensor,
             counts: Tensor,
             seed: Tensor,
-        ) -> Tensor:
+        ) -> Any:
             for dropout in self._dropouts:
                 dropout.begin(seed, len(inputs))
             named = dict(zip(names, parameters, strict=True))
             with self._precision():
                 outputs = functional_call(self._model, named, (inputs,))
-            return self._loss(outputs, labels, counts)
+            return function(outputs, labels, counts)
 
         try:
             with layers:
-                found: Tensor = vmap(one)(views, *batches)
+                return vmap(one)(views, *batches)
         finally:
             for dropout in self._dropouts:
                 dropout.end()
-        return found

@@ -62,6 +62,7 @@ class ClientPool:
         dtype: torch.dtype,
         device: torch.device,
         full_batch: int,
+        count_labels: int | None = None,
     ) -> None:
         dataset, self._rows, self._held_out = data
         # A mapped file may be larger than the device, and a run may need a small part of it.
@@ -72,7 +73,8 @@ class ClientPool:
         augments(self._transform)  # refuse a wrong transform now, not in the first round
         self._local, self._local_lr = local, local_lr
         self._seed, self._dtype, self._device = seed, dtype, device
-        self._full_batch = full_batch
+        self._full_batch, self._classes = full_batch, count_labels
+        self._labels = dataset.train.labels
         self._prefetcher = BatchPrefetcher(self._source, dataset.train.inputs, dtype, device)
         self._no_gradient = torch.empty(0, dtype=dtype, device=device)
         self.examples = [len(rows) for rows in data.rows]
@@ -142,6 +144,7 @@ class ClientPool:
                 examples=_number(count),
                 full_grad=self._no_gradient,
                 cohort_grad=self._no_gradient,
+                label_counts=self._label_counts(client),
             ),
             batches=self._timed(batches, steps),
             full_batches=self._full_batches(client),
@@ -275,6 +278,14 @@ class ClientPool:
         for stored in self._source.of_client(client, positions):
             batch = self._transformed(stored, transform)
             yield terms(self._loss, batch.labels), batch
+
+    def _label_counts(self, client: int) -> Tensor:
+        """[classes], the client's examples of each class; [0] unless they are asked for."""
+        if self._classes is None:
+            return self._no_gradient
+        own = self._labels[torch.as_tensor(self._rows[client])]
+        counts = torch.bincount(own.flatten().long().cpu(), minlength=self._classes)
+        return counts.to(self._device, self._dtype)
 
     def _stream(self, client: int, rows: ExampleRows) -> Iterator[Batch]:
         """Examples of a client outside its training: the reader need not keep them."""

@@ -14,14 +14,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Client, Grad
+from hpcfl.algorithms.base import Client, Forward, Grad, LossTerms
 from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import BrokenRuleError
 from hpcfl.layout import Layout
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import aligned
 from hpcfl.models.dropout import dropouts
+from hpcfl.models.features import inputs_of, last_dense
 from hpcfl.models.flat_vector import layout_of, trained
+from hpcfl.models.losses import TermLoss, label_mask, widen
 from hpcfl.optim import Descent, OptimizerConfig, Sgd
 from hpcfl.types import (
     Batch,
@@ -29,7 +31,6 @@ from hpcfl.types import (
     Decay,
     Fraction,
     IntArray,
-    Loss,
     NonNegative,
     Positive,
     Section,
@@ -244,10 +245,10 @@ class Gradient:
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, *, bf16: bool = False, clip: float | None = None
+        self, model: nn.Module, loss: TermLoss, *, bf16: bool = False, clip: float | None = None
     ) -> None:
         self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
-        self._layout = layout_of(model)
+        self._layout, self._last_dense = layout_of(model), last_dense(model)
         self._parameters: list[Tensor] = list(trained(model).values())
         self._precision = (
             partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext
@@ -262,6 +263,34 @@ class Gradient:
         if self.clip is not None:
             grad = clipped(grad, self.clip)
         return value, grad
+
+    def of_terms(
+        self, point: Vector, batch: Batch, seed: int, terms: LossTerms
+    ) -> tuple[Tensor, Vector]:
+        """Mean loss of the job, and the clipped gradient of the mean of other terms.
+
+        Raises:
+            BrokenRuleError: the terms have another shape than those of the job's loss.
+        """
+        forward = self._forward(point, batch, seed)
+        made = terms(forward)
+        check_terms(made, forward.losses)
+        value = self.loss.mean(made, batch.labels)
+        grads = torch.autograd.grad(value, self._parameters)
+        grad = torch.cat([grad.reshape(-1) for grad in grads])
+        own = self.loss.mean(forward.losses.detach(), batch.labels)
+        return own, grad if self.clip is None else clipped(grad, self.clip)
+
+    def forward(self, point: Vector, batch: Batch, seed: int) -> Forward:
+        """What the model makes of a batch in training, without gradient."""
+        with torch.no_grad():
+            return self._forward(point, batch, seed)
+
+    def _forward(self, point: Vector, batch: Batch, seed: int) -> Forward:
+        self._seed_layers(seed)
+        with inputs_of(self._last_dense) as features:
+            outputs = self._outputs(point, batch.inputs)
+        return as_forward(self.loss, outputs, batch.labels, features)
 
     def descend(self, y: Vector, batch: Batch, seed: int, lr: float, weight_decay: float) -> Tensor:
         """Take a step of plain SGD from ``y``, in place; return the mean loss before it.
@@ -353,21 +382,98 @@ def clipped(gradients: Tensor, clip: float) -> Tensor:
     return gradients * factors.clamp(max=1.0)
 
 
-class BatchGradient:
-    """The gradient of one step's batch: a function that a hook may call several times."""
+def as_forward(
+    loss: TermLoss, outputs: Tensor, labels: Tensor, features: Sequence[Tensor]
+) -> Forward:
+    """What hooks see of a batch: everything in float32 or wider.
 
-    __slots__ = ("_batch", "_gradient", "_seed", "loss")
+    Args:
+        loss: of the job.
+        outputs: of the model.
+        labels: of the batch.
+        features: what the last dense layer was called with; none without such a layer.
+    """
+    wide = widen(outputs)
+    return Forward(
+        wide,
+        labels,
+        label_mask(wide, labels, loss.name),
+        loss.terms(wide, labels),
+        widen(features[-1]) if features else wide.new_zeros(0),
+    )
+
+
+def check_terms(found: object, losses: Tensor) -> None:
+    """Refuse terms of another shape than those of the job's loss.
+
+    Raises:
+        BrokenRuleError: they have.
+    """
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if shape != tuple(losses.shape):
+        raise BrokenRuleError(
+            f"the terms of its loss have the shape {shape}, expected {tuple(losses.shape)}, that "
+            "of forward.losses: one for each example or label"
+        )
+
+
+class OneAtATime:
+    """Refuses calls of ``grad`` inside the function that makes the terms of a loss.
+
+    The parameters would be others when the gradient is computed.
+    """
+
+    __slots__ = ("_inside",)
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def check(self) -> None:
+        """Raise BrokenRuleError inside such a function."""
+        if self._inside:
+            raise BrokenRuleError(
+                "grad is called inside the function of a loss; call grad and grad.forward before"
+            )
+
+    def guarded(self, terms: LossTerms) -> LossTerms:
+        """The same function, inside which ``check`` raises."""
+
+        def inside(forward: Forward) -> Tensor:
+            self._inside = True
+            try:
+                return terms(forward)
+            finally:
+                self._inside = False
+
+        return inside
+
+
+class BatchGradient:
+    """The gradient of one step's batch: see ``Grad``, which a hook may call several times."""
+
+    __slots__ = ("_batch", "_calls", "_gradient", "_seed", "loss")
 
     def __init__(self, gradient: Gradient, batch: Batch, seed: int) -> None:
         self._gradient, self._batch, self._seed = gradient, batch, seed
-        self.loss: Tensor | None = None  # at the point of the first call
+        self._calls = OneAtATime()
+        self.loss: Tensor | None = None  # of the job, at the point of the first call
 
-    def __call__(self, point: Vector) -> Vector:
-        """The gradient of the batch's mean loss at ``point``."""
-        value, grad = self._gradient.stochastic(point, self._batch, self._seed)
+    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
+        """The gradient at ``point``."""
+        self._calls.check()
+        if loss is None:
+            value, grad = self._gradient.stochastic(point, self._batch, self._seed)
+        else:
+            terms = self._calls.guarded(loss)
+            value, grad = self._gradient.of_terms(point, self._batch, self._seed, terms)
         if self.loss is None:
             self.loss = value
         return grad
+
+    def forward(self, point: Vector) -> Forward:
+        """What the model makes of the batch at ``point``, without gradient."""
+        self._calls.check()
+        return self._gradient.forward(point, self._batch, self._seed)
 
 
 class ClientResult(NamedTuple):

@@ -10,7 +10,8 @@ With ``counts`` [B], 1 for an example and 0 for padding of the batch, the mean i
 it is 0 where there are none.  The block executor passes them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -84,9 +85,54 @@ def widen(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
-LOSSES: Mapping[LossName, Loss] = {
-    "cross_entropy": cross_entropy,
-    "tokens": tokens,
-    "squared": squared,
-    "quadratic": quadratic,
+def _squared_terms(outputs: Tensor, labels: Tensor) -> Tensor:
+    return 0.5 * residuals(outputs, labels).square().sum(1)
+
+
+def _outputs(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs
+
+
+@dataclass(frozen=True)
+class TermLoss:
+    """A loss whose terms hooks of an algorithm may see, and replace by their own.
+
+    Args:
+        name: of the data's loss, by which padding is left out of the mean.
+        terms: of outputs in float32 or wider and labels: one an example [B], or one a label [B, T].
+        fused: computes their mean at once.
+    """
+
+    name: LossName
+    terms: Callable[[Tensor, Tensor], Tensor]
+    fused: Loss | None = None
+
+    def __call__(self, outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
+        """The mean over the examples whose ``counts`` [B] is 1."""
+        if self.fused is not None:
+            return self.fused(outputs, labels, counts)
+        return self.mean(self.terms(widen(outputs), labels), labels, counts)
+
+    def mean(self, terms: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
+        """The mean of these terms: over the real labels of ``tokens``, else over examples."""
+        if self.name != "tokens":
+            return terms.mean() if counts is None else _mean(terms, counts)
+        real = labels != PAD
+        if counts is not None:
+            real = real & (counts.view(-1, *[1] * (labels.dim() - 1)) > 0)
+        return (terms * real).sum() / real.sum().clamp(min=1)
+
+
+def label_mask(outputs: Tensor, labels: Tensor, loss: LossName) -> Tensor:
+    """Of the outputs' shape, True at the label; [0] where the labels are no classes."""
+    if loss not in ("cross_entropy", "tokens"):
+        return outputs.new_zeros(0, dtype=torch.bool)
+    return torch.arange(outputs.shape[-1], device=outputs.device) == labels.unsqueeze(-1)
+
+
+LOSSES: Mapping[LossName, TermLoss] = {
+    "cross_entropy": TermLoss("cross_entropy", _label_losses, cross_entropy),
+    "tokens": TermLoss("tokens", _label_losses, tokens),
+    "squared": TermLoss("squared", _squared_terms, squared),
+    "quadratic": TermLoss("quadratic", _outputs, quadratic),
 }

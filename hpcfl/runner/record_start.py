@@ -10,7 +10,7 @@ from hpcfl.errors import DiskError, StoreError, one_line
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io import regular
 from hpcfl.job.resume_rules import differences, mutable_settings
-from hpcfl.job.schema import Job, facts_of
+from hpcfl.job.schema import Job
 from hpcfl.job.settings import flatten, written
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
@@ -103,7 +103,7 @@ def _branch_notes(session: RankSession) -> Iterator[str]:
         for field in fields(algorithm)
         if field.default is None and getattr(algorithm, field.name) is not None
     }
-    facts = facts_of(session.components.job, len(session.components.rows), algorithm.layout)
+    facts = algorithm.facts
     fresh = replace(algorithm, **derived).resolve(facts)
     for key in derived:
         value, default = getattr(algorithm, key), getattr(fresh, key)

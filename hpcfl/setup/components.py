@@ -115,6 +115,7 @@ class Components:
             dtype=self.x0.dtype,
             device=self.device,
             full_batch=self.job.evaluate.batch_size,
+            count_labels=self.dataset.classes if self.algorithm.needs_label_counts else None,
         )
 
     def changed(self, **changes: Any) -> "Components":
@@ -297,7 +298,7 @@ def build_components(
         dataset = replace(dataset, personal=lambda client: personal(numbers[client]))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
     layout = layout_of(model)
-    loaded = resolve_algorithm(loaded, len(split.rows), layout)
+    loaded = resolve_algorithm(loaded, len(split.rows), dataset.classes, layout)
     algorithm, name = loaded.job.algorithm, loaded.tree["algorithm"]["name"]
     with as_job_error(
         f"algorithm.name: {name}", "its dry round failed", "", algorithm, advice=hook_advice
