@@ -52,7 +52,8 @@ def interrupted():
 
 def lines(done):
     assert (done.code, done.err) == (0, [])
-    return {line[:11].strip(): line[12:] for line in done.out}
+    width = len(re.match(r"run +", done.out[0])[0])
+    return {line[:width].strip(): line[width:] for line in done.out}
 
 
 def test_help_and_version(capsys):
@@ -277,7 +278,7 @@ def test_status_tells_the_scores_that_the_log_has(run, hpcfl):
     said = lines(hpcfl("status", run))
     assert said["objective"] == "1.5 after round 4"
     assert said["top 5"] == "0.875 after round 4"
-    assert said["clients"] == "0.625 after round 4, 0.125 in the worst decile"
+    assert said["clients mean"] == "0.625 after round 4, 0.125 in the worst decile"
     assert said["best"] == "accuracy 0.75 after round 2, chosen on the test set"
     for record in log:
         record.pop("crc32", None)

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+import hpcfl
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.optim import AdamW, Optimizer, Own
@@ -116,3 +119,28 @@ def test_the_first_round_is_that_of_fedavg_with_the_optimizer(tmp_path, method, 
     ]
     np.testing.assert_allclose(paths[0][1], paths[1][1], rtol=0, atol=1e-14)
     assert np.abs(paths[0][2] - paths[1][2]).max() > 1e-4
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+def test_adam_in_a_run_is_torchs(tmp_path, executor):
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((30, 5)), random.integers(3, size=30)
+    net = nn.Linear(5, 3).double()
+    overrides = {
+        "algorithm": {"name": "fedavg"},
+        "cohort": {"kind": "uniform", "size": 1},
+        "local": {"epochs": 7, "batch_size": 30, "lr": 0.02, "optimizer": "adam"},
+        "executor": executor,
+        "precision": "float64",
+        "rounds": 1,
+    }
+    data = hpcfl.Data(train=(x, y), test=(x, y), owners=np.zeros(30, int))
+    found = hpcfl.run("quickstart", overrides, model=net, data=data, out=tmp_path / "run").x
+
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(7):
+        optimiser.zero_grad()
+        cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimiser.step()
+    expected = nn.utils.parameters_to_vector(net.parameters())
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-12)

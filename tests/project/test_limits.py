@@ -2,19 +2,14 @@
 
 import signal
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
 
-import numpy as np
 import pytest
-import torch
-from torch import nn, zeros_like
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 import hpcfl
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import Stopped
-from hpcfl.types import Scalar, Vector
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -37,42 +32,7 @@ class Sparse(FedAvg):
     l1: float = 0.001
 
     def direction(self, point, local, grad, client):
-        return grad(point) + self.l1 * point.sign()
-
-
-class Moments(NamedTuple):
-    x: Vector
-    m: Vector
-    v: Vector
-    k: Scalar
-    change: Vector  # from the step by the gradient to Adam's
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalAdam(FedAvg):
-    """Each client takes Adam's steps: the next start corrects the step by the gradient."""
-
-    refuses_momentum: ClassVar[str] = "Adam has its own"
-
-    def begin(self, message, state, client):
-        zero = zeros_like(message.x)
-        return Moments(message.x, zero, zero, message.x.new_zeros(()), zero)
-
-    def start_point(self, y, local, client):
-        return y + local.change
-
-    def gradient_point(self, y, start, local, client):
-        return start
-
-    def update_local(self, local, step, client):
-        k = local.k + 1
-        m = 0.9 * local.m + 0.1 * step
-        v = 0.999 * local.v + 0.001 * step * step
-        adam = m / (1 - 0.9**k) / ((v / (1 - 0.999**k)).sqrt() + 1e-8)
-        return Moments(local.x, m, v, k, client.lr * (step - adam))
-
-    def finish(self, y, local, message, state, client):
-        return super().finish(y + local.change, local, message, state, client)
+        return grad(point) + self.l1 * point.sign(), local
 
 
 class Pretrained(nn.Module):
@@ -126,31 +86,6 @@ def test_a_term_of_the_weights(run):
     sparse = run(overrides={"algorithm": {"name": Sparse}})
     assert sparse.x.abs().sum() < plain.x.abs().sum()
     assert sparse.accuracy > 0.3
-
-
-@pytest.mark.parametrize("executor", ["sequential", "block"])
-def test_adam_in_the_local_steps(run, executor):
-    random = np.random.default_rng(0)
-    x, y = random.standard_normal((30, 5)), random.integers(3, size=30)
-    net = nn.Linear(5, 3).double()
-    overrides = {
-        "algorithm": {"name": LocalAdam},
-        "cohort": {"kind": "uniform", "size": 1},
-        "local": {"epochs": 7, "batch_size": 30, "lr": 0.02},
-        "executor": executor,
-        "precision": "float64",
-        "rounds": 1,
-    }
-    data = hpcfl.Data(train=(x, y), test=(x, y), owners=np.zeros(30, int))
-    found = run(overrides=overrides, model=net, data=data).x
-
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.02)
-    for _ in range(7):
-        optimiser.zero_grad()
-        cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(y)).backward()
-        optimiser.step()
-    expected = nn.utils.parameters_to_vector(net.parameters())
-    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-12)
 
 
 def test_statistics_that_stay_as_they_are(run):
