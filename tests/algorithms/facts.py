@@ -5,5 +5,5 @@ from hpcfl.layout import stand_in
 
 
 def facts(participation=1.0, population=1, *, size=7, **changes):
-    plain = Facts(participation, population, "examples", 0.0, 0.0, False, stand_in(size))
+    plain = Facts(participation, population, classes=3, layout=stand_in(size))
     return plain._replace(**changes)

@@ -16,6 +16,7 @@ import hpcfl.algorithms
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Client, Cohort
 from hpcfl.engine.dry_round import dry_round
+from hpcfl.engine.hook_rules import TrialGrad, made_up_counts
 from hpcfl.job.schema import REGISTRIES
 from tests.algorithms.facts import facts
 from tests.algorithms.methods import ALL, SAMPLE
@@ -120,6 +121,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 torch.tensor(5.0, dtype=torch.float64),
                 full_grad=message.x - centre,
                 cohort_grad=message.x - mean_centre,
+                label_counts=made_up_counts(algorithm, x0),
             )
             state = states.get(i)
             if state is None:
@@ -130,7 +132,8 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 client = client._replace(step=torch.tensor(float(k), dtype=torch.float64))
                 start = algorithm.start_point(y, local, client)
                 point = algorithm.gradient_point(y, start, local, client)
-                d, local = algorithm.direction(point, local, lambda z, c=centre: z - c, client)
+                grad = TrialGrad(lambda z, c=centre: z - c, algorithm.facts.classes)
+                d, local = algorithm.direction(point, local, grad, client)
                 scale = algorithm.step_scale(y, local, client)
                 y = start - scale * 0.1 * (d + 0.01 * point)
             client = client._replace(step=torch.zeros((), dtype=torch.float64))

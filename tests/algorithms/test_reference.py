@@ -116,6 +116,8 @@ OPTIONS = [
     *options("mofedsam", alpha=[0.4], rho=[0.3], norm=["server", "client"], server_lr=[0.7]),
     *options("fedadc", beta=[0.6], beta_local=[0.6, 0.3], nesterov=BOTH, server_lr=[0.7]),
     *options("fedadamw", v=["mean", "full"], running=BOTH, alpha=[0.0, 0.7], server_lr=[0.7]),
+    *options("fedntd", beta=[0.0, 2.0], tau=[0.5]),
+    *options("fedlc", tau=[0.0, 2.0]),
     *options("fedlada", alpha=[0.0, 0.5], b1=[0.5], b2=[0.9], eps=[0.1]),
     *options("fedmuon", alpha=[0.0, 0.7], nesterov=BOTH, beta=[0.5], matrix_lr=[0.4]),
     *options("fedmim", alpha=[[0.5], [0.0]], beta=[[0.3], [0.0]]),

@@ -31,6 +31,7 @@ from tests.algorithms.reference.corrected import (
     mimemvr,
     scaffold,
 )
+from tests.algorithms.reference.logits import fedlc, fedntd
 from tests.algorithms.reference.momentum import (
     fedadc,
     fedcm,
@@ -59,8 +60,10 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         feddyn,
         fedhbm,
         fedlada,
+        fedlc,
         fedmim,
         fedmuon,
+        fedntd,
         fedprox,
         fedsam,
         fedyogi,

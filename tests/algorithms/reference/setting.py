@@ -12,6 +12,13 @@ from tests.algorithms.play import Array, Problem
 
 Gradient = Callable[[Array], Array]
 Direction = Callable[[Array, Gradient], Array]  # (y, the step's gradient) -> d
+Logits = Callable[[Array, Sequence[int]], Array]  # (logits, examples) -> a gradient by logits
+
+
+def softmax(z: Array) -> Array:
+    """Of every row."""
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True)
 
 
 def plain(y: Array, g: Gradient) -> Array:
@@ -53,26 +60,32 @@ class Setting:
         per_pass = max(1, n // self.batch) if self.drop_last else -(-n // self.batch)
         return self.epochs * per_pass
 
-    def gradient(self, rows: Sequence[int], y: Array) -> Array:
-        """Of the mean softmax cross-entropy over ``rows``, at weights [3, 4] and biases [3]."""
+    def gradient(self, rows: Sequence[int], y: Array, logits: Logits | None = None) -> Array:
+        """Of the mean softmax cross-entropy over ``rows``, at weights [3, 4] and biases [3].
+
+        ``logits(z, rows)`` gives the gradient of another loss by the logits z, an example a row.
+        """
         x, labels = self.problem.x[rows], self.problem.y[rows]
         weight, bias = y[:12].reshape(3, 4), y[12:]
-        logits = x @ weight.T + bias
-        p = np.exp(logits - logits.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        p[np.arange(len(rows)), labels] -= 1
-        p /= len(rows)
+        z = x @ weight.T + bias
+        if logits is None:
+            p = softmax(z)
+            p[np.arange(len(rows)), labels] -= 1
+        else:
+            p = logits(z, rows)
+        p = p / len(rows)
         return np.concatenate([(p.T @ x).ravel(), p.sum(axis=0)])
 
     def full(self, client: int, y: Array) -> Array:
         """The gradient of the client's loss over all it holds."""
         return self.gradient(self.problem.rows(client), y)
 
-    def clipped(self, rows: Sequence[int], y: Array) -> Array:
-        g = self.gradient(rows, y)
-        return g * min(1.0, self.clip / np.linalg.norm(g))
+    def clipped(self, rows: Sequence[int], y: Array, logits: Logits | None = None) -> Array:
+        g = self.gradient(rows, y, logits)
+        norm = np.linalg.norm(g)  # 0 where FedLC's client has one class
+        return g * min(1.0, self.clip / norm) if norm else g
 
-    def batches(self, client: int, t: int) -> Iterator[Gradient]:
+    def batches(self, client: int, t: int, logits: Logits | None = None) -> Iterator[Gradient]:
         """The gradient of each local step's batch, as a function of the point."""
         own = self.problem.rows(client)
         cut = {"batch_size": self.batch, "drop_last": self.drop_last}
@@ -82,12 +95,19 @@ class Setting:
             steps=self.steps or steps_of_passes(len(own), epochs=self.epochs, **cut),
             generator=partial(stream, self.seed, "shuffle", t, client),
         ):
-            yield lambda y, rows=own[chosen]: self.clipped(rows, y)
+            yield lambda y, rows=own[chosen]: self.clipped(rows, y, logits)
 
-    def descend(self, client: int, t: int, x: Array, direction: Direction = plain) -> Array:
+    def descend(
+        self,
+        client: int,
+        t: int,
+        x: Array,
+        direction: Direction = plain,
+        logits: Logits | None = None,
+    ) -> Array:
         """y_i: d + wd y joins the velocity, 0 at x, that every step follows at the rate eta."""
         y, v = x, np.zeros_like(x)
-        for g in self.batches(client, t):
+        for g in self.batches(client, t, logits):
             d = direction(y, g) + self.wd * y
             v = self.momentum * v + d
             y = y - self.eta(t) * (d + self.momentum * v if self.nesterov else v)

@@ -1,0 +1,115 @@
+"""MOON and FedNTD on a network of two layers, against plain torch with one module a client."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, softmax
+
+import hpcfl
+from hpcfl.errors import JobError
+from tests.algorithms.play import softmax_problem
+
+PROBLEM = softmax_problem()
+LR, STEPS, ROUNDS = 0.2, 3, 3
+FEDNTD = {"name": "fedntd", "beta": 0.7, "tau": 2.0}
+MOON = {"name": "moon", "mu": 2.0, "tau": 0.4}
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def features(net, x):
+    return net[1](net[0](x))
+
+
+def moon(net, received, last, x, y):
+    f, f_x, f_z = (features(one, x) for one in (net, received, last))
+    near = (cosine_similarity(f, f_x.detach()) / MOON["tau"]).exp()
+    far = (cosine_similarity(f, f_z.detach()) / MOON["tau"]).exp()
+    return cross_entropy(net(x), y) - MOON["mu"] * (near / (near + far)).log().mean()
+
+
+def fedntd(net, received, last, x, y):
+    tau, loss = FEDNTD["tau"], cross_entropy(net(x), y)
+    for logits, teacher, label in zip(net(x), received(x).detach(), y, strict=True):
+        others = [j for j in range(3) if j != label]
+        q = log_softmax(logits[others] / tau, 0)
+        p = softmax(teacher[others] / tau, 0)
+        loss = loss + FEDNTD["beta"] * tau**2 * kl_div(q, p, reduction="sum") / len(y)
+    return loss
+
+
+def plain(loss):
+    """[P], the model after all rounds."""
+    received, own = network(), {}
+    clients = [
+        (torch.from_numpy(PROBLEM.x[rows]), torch.from_numpy(PROBLEM.y[rows]))
+        for rows in map(PROBLEM.rows, range(PROBLEM.population))
+    ]
+    for _ in range(ROUNDS):
+        ends = []
+        for i, (x, y) in enumerate(clients):
+            net = deepcopy(received)
+            optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                loss(net, received, own.get(i, received), x, y).backward()
+                optimizer.step()
+            own[i] = net
+            ends.append(nn.utils.parameters_to_vector(net.parameters()).detach())
+        weights = torch.tensor([float(len(y)) for _, y in clients], dtype=torch.float64)
+        mean = torch.stack(ends).T @ (weights / weights.sum())
+        nn.utils.vector_to_parameters(mean, received.parameters())
+    return nn.utils.parameters_to_vector(received.parameters()).detach()
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+@pytest.mark.parametrize(("keys", "loss"), [(MOON, moon), (FEDNTD, fedntd)], ids=["moon", "fedntd"])
+def test_equals_plain_torch(tmp_path, keys, loss, executor):
+    job = {
+        "algorithm": keys,
+        "local": {"lr": LR, "epochs": STEPS, "batch_size": "full"},
+        "cohort": {"kind": "cyclic", "size": PROBLEM.population},
+        "precision": "float64",
+        "executor": executor,
+        "rounds": ROUNDS,
+    }
+    data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
+    found = hpcfl.run("quickstart", job, model=network(), data=data, out=tmp_path / "run").x
+    torch.testing.assert_close(found, plain(loss), rtol=0, atol=1e-12)
+    assert (found - plain(lambda net, *_: cross_entropy(net(_[2]), _[3]))).abs().max() > 1e-3
+
+
+class NoDense(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x[:, :3] * self.scale
+
+
+def test_moon_needs_a_dense_layer(tmp_path):
+    data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
+    with pytest.raises(JobError, match=r"moon compares the input of a last dense layer"):
+        hpcfl.run(
+            "quickstart", {"algorithm": MOON}, model=NoDense(), data=data, out=tmp_path / "run"
+        )
+
+
+@pytest.mark.parametrize("name", ["fedntd", "fedlc"])
+def test_losses_of_logits_need_classes(tmp_path, name):
+    data = hpcfl.Data(train=(PROBLEM.x, np.ones(len(PROBLEM.x))), owners=PROBLEM.client)
+    with pytest.raises(JobError, match=rf"{name} sees the logits of classes, and this data has"):
+        hpcfl.run(
+            "quickstart",
+            {"algorithm": {"name": name}},
+            model=nn.Linear(4, 1),
+            data=data,
+            out=tmp_path / "run",
+        )
