@@ -6,6 +6,7 @@ from types import MappingProxyType
 from hpcfl.algorithms.adabest import AdaBest
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.centralized import Centralized
+from hpcfl.algorithms.fedacg import FedACG
 from hpcfl.algorithms.fedadagrad import FedAdagrad
 from hpcfl.algorithms.fedadam import FedAdam
 from hpcfl.algorithms.fedadc import FedADC
@@ -13,10 +14,16 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedavgm import FedAvgM
 from hpcfl.algorithms.fedcm import FedCM
 from hpcfl.algorithms.feddyn import FedDyn
+from hpcfl.algorithms.fedexp import FedExP
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.fedinit import FedInit
 from hpcfl.algorithms.fedmim import FedMIM
+from hpcfl.algorithms.fedmoswa import FedMoSWA
+from hpcfl.algorithms.fednova import FedNova
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.fedsam import FedSAM
+from hpcfl.algorithms.fedswa import FedSWA
+from hpcfl.algorithms.fedvarp import FedVARP
 from hpcfl.algorithms.fedyogi import FedYogi
 from hpcfl.algorithms.ghb import GHB
 from hpcfl.algorithms.localghb import LocalGHB
@@ -35,6 +42,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {
         "adabest": AdaBest,
         "centralized": Centralized,
+        "fedacg": FedACG,
         "fedadagrad": FedAdagrad,
         "fedadam": FedAdam,
         "fedadc": FedADC,
@@ -42,10 +50,16 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "fedavgm": FedAvgM,
         "fedcm": FedCM,
         "feddyn": FedDyn,
+        "fedexp": FedExP,
         "fedhbm": FedHBM,
+        "fedinit": FedInit,
         "fedmim": FedMIM,
+        "fedmoswa": FedMoSWA,
+        "fednova": FedNova,
         "fedprox": FedProx,
         "fedsam": FedSAM,
+        "fedswa": FedSWA,
+        "fedvarp": FedVARP,
         "fedyogi": FedYogi,
         "ghb": GHB,
         "localghb": LocalGHB,

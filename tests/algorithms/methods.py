@@ -5,6 +5,7 @@ traffic, executors, ranks, resumes and precisions follow from it.
 """
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from tests.long_form import LONG
@@ -12,6 +13,7 @@ from tests.long_form import LONG
 Keys = Mapping[str, Any]
 
 FEDAVG: Keys = {"name": "fedavg"}
+NUMBER = Fraction(1, 15)  # in vectors of a linear model of three classes and four features
 
 
 class Identity(NamedTuple):
@@ -28,7 +30,7 @@ class Entry(NamedTuple):
 
     keys: Keys
     """Of the job's ``algorithm`` section."""
-    vectors: tuple[int, int] = (1, 1)
+    vectors: tuple[Fraction | int, Fraction | int] = (1, 1)
     """Sent down and up per client and round, in vectors of the model's size."""
     identity: Identity | None = None
 
@@ -108,6 +110,20 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     ),
     "fedhbm-shared-nesterov": Entry({"name": "fedhbm", "first": "shared", "nesterov": True}),
     "fedhbm-random-nesterov": Entry({"name": "fedhbm", "first": "random", "nesterov": True}),
+    "fednova": Entry({"name": "fednova"}, (1, 1 + NUMBER)),
+    "fednova-mu": Entry({"name": "fednova", "mu": 0.5, "server_lr": 0.7}, (1, 1 + NUMBER)),
+    "fedacg": Entry(
+        {"name": "fedacg", "lam": 0.5, "beta": 0.1}, identity=Identity({"lam": 0.0, "beta": 0.0})
+    ),
+    "fedvarp": Entry({"name": "fedvarp"}),
+    "fedexp": Entry({"name": "fedexp", "eps": 0.01}, (1, 1 + NUMBER)),
+    "fedexp-average": Entry({"name": "fedexp", "average": 2}, (1, 1 + NUMBER)),
+    "fedinit": Entry({"name": "fedinit", "beta": 0.3}, identity=Identity({"beta": 0.0})),
+    "fedinit-start": Entry(
+        {"name": "fedinit", "delta": "start", "server_lr": 0.7}, identity=Identity({"beta": 0.0})
+    ),
+    "fedswa": Entry({"name": "fedswa"}, identity=Identity({"rho": 1.0}, tolerance=1e-12)),
+    "fedmoswa": Entry({"name": "fedmoswa", "server_lr": 0.7}, (2, 2)),
     "server_only": Entry({"name": "server_only"}),
     "server_only-momentum": Entry({"name": "server_only", "optimizer": "momentum", "beta": 0.5}),
     "server_only-adam": Entry({"name": "server_only", "optimizer": "adam", "server_lr": 0.3}),
@@ -138,6 +154,8 @@ REFUSE_MOMENTUM: Mapping[str, str] = {
     "fedcm": "as K plain steps are long",
     "fedhbm": "a momentum of their own",
     "fedmim": "an inertia of their own",
+    "fedmoswa": "as plain steps are long",
+    "fednova": "set mu: 0",
     "ghb": "a momentum of their own",
     "localghb": "a momentum of their own",
     "mime": "stays fixed while",
@@ -151,11 +169,17 @@ REFUSE_MOMENTUM: Mapping[str, str] = {
     "scaffold": "set option: 1",
     "server_only": "take no steps",
 }
-"""The methods that refuse ``local.momentum`` (SCAFFOLD: option 2), and words of their reasons."""
+"""The methods that refuse ``local.momentum``, and words of their reasons.
+
+SCAFFOLD refuses it with option 2, FedNova with a proximal term.
+"""
 
 ALLOW_MOMENTUM = [
     name
     for name, keys in ALL.items()
-    if keys["name"] not in REFUSE_MOMENTUM or keys.get("option") == 1
+    if keys["name"] not in REFUSE_MOMENTUM or keys.get("option") == 1 or keys == {"name": "fednova"}
 ]
 """The entries that allow it."""
+
+ALLOW_NESTEROV = [name for name in ALLOW_MOMENTUM if name != "fednova"]
+"""The entries that allow ``local.nesterov`` too."""

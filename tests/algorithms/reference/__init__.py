@@ -9,18 +9,25 @@ from collections.abc import Callable, Mapping
 
 from tests.algorithms.play import Array
 from tests.algorithms.reference.averaging import (
+    fedacg,
     fedadagrad,
     fedadam,
     fedavg,
     fedavgm,
+    fedexp,
+    fedinit,
+    fednova,
     fedprox,
     fedsam,
+    fedswa,
+    fedvarp,
     fedyogi,
 )
 from tests.algorithms.reference.baselines import centralized, server_only
 from tests.algorithms.reference.corrected import (
     adabest,
     feddyn,
+    fedmoswa,
     mime,
     mimeadam,
     mimelite,
@@ -48,6 +55,7 @@ METHODS: Mapping[str, Callable[..., Array]] = {
     for method in (
         adabest,
         centralized,
+        fedacg,
         fedadagrad,
         fedadam,
         fedadc,
@@ -55,10 +63,16 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         fedavgm,
         fedcm,
         feddyn,
+        fedexp,
         fedhbm,
+        fedinit,
         fedmim,
+        fedmoswa,
+        fednova,
         fedprox,
         fedsam,
+        fedswa,
+        fedvarp,
         fedyogi,
         ghb,
         localghb,

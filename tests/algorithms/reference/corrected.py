@@ -1,4 +1,4 @@
-"""What corrects a client's drift: SCAFFOLD, FedDyn, AdaBest, Mime and MimeLite."""
+"""What corrects a client's drift: SCAFFOLD, FedDyn, AdaBest, Mime, MimeLite and their kin."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.algorithms.play import Array
+from tests.algorithms.reference.averaging import falling
 from tests.algorithms.reference.setting import Setting
 
 
@@ -166,3 +167,22 @@ def mimeadam(
 
 def mimeliteadam(s: Setting, **fields: Any) -> Array:
     return mimeadam(s, **fields, lite=True)
+
+
+def fedmoswa(s: Setting, rho: float = 0.1, gamma: float = 0.2, server_lr: float = 1.5) -> Array:
+    m, own = np.zeros_like(s.x0), np.zeros((s.problem.population, len(s.x0)))
+
+    def after(t: int, cohort: Sequence[int], x: Array) -> Array:
+        nonlocal m
+
+        def end(i: int) -> Array:
+            return s.descend(i, t, x, lambda y, g: g(y) - own[i] + m, falling(s, i, rho))
+
+        ends = {i: end(i) for i in cohort}
+        for i, y in ends.items():
+            rates = s.eta(t) * sum(map(falling(s, i, rho), range(s.K(i))))
+            own[i] = own[i] - m + (x - y) / rates
+        m = m + gamma * np.mean([own[i] - m for i in cohort], axis=0)
+        return x - server_lr * s.delta(x, ends)
+
+    return s.play(after)

@@ -84,13 +84,20 @@ class Setting:
         ):
             yield lambda y, rows=own[chosen]: self.clipped(rows, y)
 
-    def descend(self, client: int, t: int, x: Array, direction: Direction = plain) -> Array:
-        """y_i: d + wd y joins the velocity, 0 at x, that every step follows at the rate eta."""
+    def descend(
+        self,
+        client: int,
+        t: int,
+        x: Array,
+        direction: Direction = plain,
+        scale: Callable[[int], float] = lambda k: 1.0,
+    ) -> Array:
+        """y_i: d + wd y joins the velocity, 0 at x, that step k follows at eta scale(k)."""
         y, v = x, np.zeros_like(x)
-        for g in self.batches(client, t):
+        for k, g in enumerate(self.batches(client, t)):
             d = direction(y, g) + self.wd * y
             v = self.momentum * v + d
-            y = y - self.eta(t) * (d + self.momentum * v if self.nesterov else v)
+            y = y - scale(k) * self.eta(t) * (d + self.momentum * v if self.nesterov else v)
         return y
 
     def heavy_ball(
