@@ -15,13 +15,19 @@ from hpcfl.algorithms.fedavgm import FedAvgM
 from hpcfl.algorithms.fedcm import FedCM
 from hpcfl.algorithms.feddyn import FedDyn
 from hpcfl.algorithms.fedexp import FedExP
+from hpcfl.algorithms.fedgamma import FedGAMMA
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.fedinit import FedInit
+from hpcfl.algorithms.fedlesam import FedLESAM
+from hpcfl.algorithms.fedlesam_d import FedLESAMD
+from hpcfl.algorithms.fedlesam_s import FedLESAMS
 from hpcfl.algorithms.fedmim import FedMIM
 from hpcfl.algorithms.fedmoswa import FedMoSWA
 from hpcfl.algorithms.fednova import FedNova
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.fedsam import FedSAM
+from hpcfl.algorithms.fedsmoo import FedSMOO
+from hpcfl.algorithms.fedspeed import FedSpeed
 from hpcfl.algorithms.fedswa import FedSWA
 from hpcfl.algorithms.fedvarp import FedVARP
 from hpcfl.algorithms.fedyogi import FedYogi
@@ -51,13 +57,19 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "fedcm": FedCM,
         "feddyn": FedDyn,
         "fedexp": FedExP,
+        "fedgamma": FedGAMMA,
         "fedhbm": FedHBM,
         "fedinit": FedInit,
+        "fedlesam": FedLESAM,
+        "fedlesam_d": FedLESAMD,
+        "fedlesam_s": FedLESAMS,
         "fedmim": FedMIM,
         "fedmoswa": FedMoSWA,
         "fednova": FedNova,
         "fedprox": FedProx,
         "fedsam": FedSAM,
+        "fedsmoo": FedSMOO,
+        "fedspeed": FedSpeed,
         "fedswa": FedSWA,
         "fedvarp": FedVARP,
         "fedyogi": FedYogi,

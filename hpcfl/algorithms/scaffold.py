@@ -81,7 +81,7 @@ class Scaffold(Algorithm):
         return State(c=zeros_like(x0))
 
     def warm_start_client(self, state: State, gradient: Vector) -> State:
-        return State(c=gradient)
+        return state._replace(c=gradient)
 
     def warm_start_server(self, server: Server, mean: Vector) -> Server:
         return Server(server.x, c=mean)

@@ -124,6 +124,25 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     ),
     "fedswa": Entry({"name": "fedswa"}, identity=Identity({"rho": 1.0}, tolerance=1e-12)),
     "fedmoswa": Entry({"name": "fedmoswa", "server_lr": 0.7}, (2, 2)),
+    "fedspeed": Entry({"name": "fedspeed", "mu": 0.5}),
+    "fedspeed-cohort": Entry(
+        {"name": "fedspeed", "mu": 0.5, "alpha": 0.6, "normalised": False, "server": "cohort"}
+    ),
+    "fedgamma": Entry({"name": "fedgamma", "rho": 0.1}, (2, 2)),
+    "fedgamma-1": Entry({"name": "fedgamma", "option": 1, "first": "gradient"}, (2, 2)),
+    "fedsmoo": Entry({"name": "fedsmoo", "alpha": 0.5}, (2, 2)),
+    "fedsmoo-simplified": Entry(
+        {"name": "fedsmoo", "alpha": 0.5, "simplified": True, "server_lr": 0.7}, (2, 2)
+    ),
+    "fedlesam": Entry({"name": "fedlesam"}, identity=Identity({"rho": 0.0})),
+    "fedlesam-previous": Entry(
+        {"name": "fedlesam", "source": "previous", "server_lr": 0.7},
+        (2, 1),
+        Identity({"rho": 0.0}),
+    ),
+    "fedlesam_s": Entry({"name": "fedlesam_s"}, (2, 2)),
+    "fedlesam_s-1": Entry({"name": "fedlesam_s", "option": 1, "first": "gradient"}, (2, 2)),
+    "fedlesam_d": Entry({"name": "fedlesam_d", "alpha": 0.5}),
     "server_only": Entry({"name": "server_only"}),
     "server_only-momentum": Entry({"name": "server_only", "optimizer": "momentum", "beta": 0.5}),
     "server_only-adam": Entry({"name": "server_only", "optimizer": "adam", "server_lr": 0.3}),
@@ -152,7 +171,9 @@ REFUSE_MOMENTUM: Mapping[str, str] = {
     "centralized": "lasts over the rounds",
     "fedadc": "the server's momentum",
     "fedcm": "as K plain steps are long",
+    "fedgamma": "set option: 1",
     "fedhbm": "a momentum of their own",
+    "fedlesam_s": "set option: 1",
     "fedmim": "an inertia of their own",
     "fedmoswa": "as plain steps are long",
     "fednova": "set mu: 0",
@@ -171,7 +192,7 @@ REFUSE_MOMENTUM: Mapping[str, str] = {
 }
 """The methods that refuse ``local.momentum``, and words of their reasons.
 
-SCAFFOLD refuses it with option 2, FedNova with a proximal term.
+SCAFFOLD and the methods over it refuse it with option 2, FedNova with a proximal term.
 """
 
 ALLOW_MOMENTUM = [

@@ -232,8 +232,25 @@ EQUAL = [
     equal(
         a("fedmim", alpha=[B], beta=[B], lr=LR / (1 - B)), a("ghb", tau=1, beta=B, nesterov=True)
     ),
+    identical(a("fedgamma", rho=0.0), a("scaffold")),
+    identical(a("fedlesam_s", rho=0.0), a("scaffold")),
+    identical(a("fedsmoo", rho=0.0, alpha=B), a("feddyn", alpha=B)),
+    identical(a("fedlesam_d", rho=0.0, alpha=B), a("feddyn", alpha=B)),
+    equal(a("fedspeed", rho=0.0, mu=B), a("feddyn", alpha=B)),
+    equal(
+        a("fedspeed", rho=0.0, mu=B, server="cohort"),
+        a("feddyn", alpha=B),
+        cohort="full",
+        weights="uniform",
+        server_lr=1.0,
+    ),
+    *(
+        equal(a("fedspeed", alpha=0.0, mu=B, server=s), a("fedspeed", rho=0.0, mu=B, server=s))
+        for s in ("all", "cohort")
+    ),
     equal(a("fedmoswa", rho=1.0, gamma=1.0), a("scaffold"), cohort="full"),
     # 4
+    equal(a("fedlesam", source="previous"), a("fedlesam"), cohort="full"),
     equal(
         a("fedinit", beta=B, delta="start"),
         a("fedinit", beta=B),
@@ -375,6 +392,7 @@ DIFFERENT = [
             a("fedacg", lam=0.1, beta=0.0),
             a("fedacg", lam=0.0, beta=0.1),
             a("fedexp", eps=0.05),
+            a("fedlesam", rho=0.1),
             a("fedinit", beta=0.1),
             a("fedswa", rho=0.9),
         )
@@ -394,6 +412,15 @@ DIFFERENT = [
     (a("mofedsam", rho=0.2, alpha=B), a("fedsam", rho=0.2)),
     # 6, with another tau
     (a("localghb"), a("ghb", tau=3)),
+    # what takes its gradient uphill
+    (a("fedgamma", rho=0.1), a("scaffold")),
+    (a("fedlesam_s", rho=0.1), a("scaffold")),
+    (a("fedsmoo", rho=0.1, alpha=B), a("feddyn", alpha=B)),
+    (a("fedsmoo", rho=0.1, alpha=B), a("fedsmoo", rho=0.1, alpha=B, simplified=True)),
+    (a("fedlesam_d", rho=0.1, alpha=B), a("feddyn", alpha=B)),
+    (a("fedspeed", rho=0.1, mu=B), a("feddyn", alpha=B)),
+    (a("fedspeed", mu=B), a("fedspeed", mu=B, alpha=0.5)),
+    (a("fedspeed", mu=B), a("fedspeed", mu=B, normalised=False)),
     # FedMoSWA with falling rates, or a slower momentum
     (a("fedmoswa", rho=0.1, gamma=1.0), a("scaffold")),
     (a("fedmoswa", rho=1.0, gamma=0.2), a("scaffold")),

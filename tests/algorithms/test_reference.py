@@ -128,6 +128,13 @@ OPTIONS = [
     *options("fedinit", beta=[0.4], delta=["model", "start"], server_lr=RATES),
     *options("fedswa", rho=[0.0, 0.4, 1.0], server_lr=[0.7]),
     *options("fedmoswa", rho=[0.0, 0.4], gamma=[0.4, 1.0], server_lr=[0.7]),
+    *options("fedspeed", mu=[0.4], alpha=[0.6], normalised=BOTH, server=["all", "cohort"]),
+    *options("fedspeed", rho=[0.3], server=["all", "cohort"], server_lr=[0.7]),
+    *options("fedgamma", rho=[0.3], option=[1, 2], first=["zero", "gradient"], server_lr=[0.7]),
+    *options("fedsmoo", alpha=[0.4], rho=[0.3], simplified=BOTH, server_lr=RATES),
+    *options("fedlesam", rho=[0.3], source=["own", "previous"], server_lr=RATES),
+    *options("fedlesam_s", rho=[0.3], option=[1, 2], first=["zero", "gradient"], server_lr=[0.7]),
+    *options("fedlesam_d", rho=[0.3], alpha=[0.4], server_lr=RATES),
     *options("server_only", optimizer=["momentum", "adam", "mvr"], server_lr=[0.7]),
 ]
 

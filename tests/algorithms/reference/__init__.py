@@ -47,6 +47,14 @@ from tests.algorithms.reference.momentum import (
     mofedsam,
 )
 from tests.algorithms.reference.setting import Setting
+from tests.algorithms.reference.sharpness import (
+    fedgamma,
+    fedlesam,
+    fedlesam_d,
+    fedlesam_s,
+    fedsmoo,
+    fedspeed,
+)
 
 __all__ = ["METHODS", "Setting"]
 
@@ -64,13 +72,19 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         fedcm,
         feddyn,
         fedexp,
+        fedgamma,
         fedhbm,
         fedinit,
+        fedlesam,
+        fedlesam_d,
+        fedlesam_s,
         fedmim,
         fedmoswa,
         fednova,
         fedprox,
         fedsam,
+        fedsmoo,
+        fedspeed,
         fedswa,
         fedvarp,
         fedyogi,
