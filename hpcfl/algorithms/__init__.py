@@ -6,6 +6,7 @@ from types import MappingProxyType
 from hpcfl.algorithms.adabest import AdaBest
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.centralized import Centralized
+from hpcfl.algorithms.fedacg import FedACG
 from hpcfl.algorithms.fedadagrad import FedAdagrad
 from hpcfl.algorithms.fedadam import FedAdam
 from hpcfl.algorithms.fedadamw import FedAdamW
@@ -14,14 +15,26 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedavgm import FedAvgM
 from hpcfl.algorithms.fedcm import FedCM
 from hpcfl.algorithms.feddyn import FedDyn
+from hpcfl.algorithms.fedexp import FedExP
+from hpcfl.algorithms.fedgamma import FedGAMMA
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.fedinit import FedInit
 from hpcfl.algorithms.fedlada import FedLADA
 from hpcfl.algorithms.fedlc import FedLC
+from hpcfl.algorithms.fedlesam import FedLESAM
+from hpcfl.algorithms.fedlesam_d import FedLESAMD
+from hpcfl.algorithms.fedlesam_s import FedLESAMS
 from hpcfl.algorithms.fedmim import FedMIM
+from hpcfl.algorithms.fedmoswa import FedMoSWA
 from hpcfl.algorithms.fedmuon import FedMuon
+from hpcfl.algorithms.fednova import FedNova
 from hpcfl.algorithms.fedntd import FedNTD
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.fedsam import FedSAM
+from hpcfl.algorithms.fedsmoo import FedSMOO
+from hpcfl.algorithms.fedspeed import FedSpeed
+from hpcfl.algorithms.fedswa import FedSWA
+from hpcfl.algorithms.fedvarp import FedVARP
 from hpcfl.algorithms.fedyogi import FedYogi
 from hpcfl.algorithms.ghb import GHB
 from hpcfl.algorithms.localghb import LocalGHB
@@ -41,6 +54,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {
         "adabest": AdaBest,
         "centralized": Centralized,
+        "fedacg": FedACG,
         "fedadagrad": FedAdagrad,
         "fedadam": FedAdam,
         "fedadamw": FedAdamW,
@@ -49,14 +63,26 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "fedavgm": FedAvgM,
         "fedcm": FedCM,
         "feddyn": FedDyn,
+        "fedexp": FedExP,
+        "fedgamma": FedGAMMA,
         "fedhbm": FedHBM,
+        "fedinit": FedInit,
         "fedlada": FedLADA,
         "fedlc": FedLC,
+        "fedlesam": FedLESAM,
+        "fedlesam_d": FedLESAMD,
+        "fedlesam_s": FedLESAMS,
         "fedmim": FedMIM,
+        "fedmoswa": FedMoSWA,
         "fedmuon": FedMuon,
+        "fednova": FedNova,
         "fedntd": FedNTD,
         "fedprox": FedProx,
         "fedsam": FedSAM,
+        "fedsmoo": FedSMOO,
+        "fedspeed": FedSpeed,
+        "fedswa": FedSWA,
+        "fedvarp": FedVARP,
         "fedyogi": FedYogi,
         "ghb": GHB,
         "localghb": LocalGHB,

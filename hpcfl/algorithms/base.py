@@ -91,7 +91,8 @@ class Facts(NamedTuple):
     population: int = 1  # N
     weights: str = "examples"  # of the clients in the mean: "examples" or "uniform"
     weight_decay: float = 0.0  # lambda, of the local steps
-    momentum: float = 0.0  # mu, of the local steps
+    optimizer: str = "sgd"  # of the local steps
+    momentum: float = 0.0  # mu, of sgd
     nesterov: bool = False  # whether that momentum is Nesterov's
     classes: int | None = None  # of the labels; None where there are none
     # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.

@@ -72,11 +72,11 @@ class FedCM(Algorithm):
     def direction(
         self, point: Vector, local: Local, grad: Grad, client: Client
     ) -> tuple[Vector, Local]:
-        gradient = self.gradient(point, grad)
+        gradient = self.gradient(point, local, grad)
         return self.alpha * gradient + (1 - self.alpha) * local.momentum, local
 
-    def gradient(self, point: Vector, grad: Grad) -> Vector:
-        """What the momentum is mixed with; MoFedSAM has another."""
+    def gradient(self, point: Vector, local: Local, grad: Grad) -> Vector:
+        """The gradient of a step; methods over this one take it elsewhere."""
         return grad(point)
 
     def finish(

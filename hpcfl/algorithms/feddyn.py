@@ -64,7 +64,12 @@ class FedDyn(Algorithm):
     def direction(
         self, point: Vector, local: Local, grad: Grad, client: Client
     ) -> tuple[Vector, Local]:
-        return grad(point) - local.l + self.alpha * (point - local.x), local
+        gradient = self.gradient(point, local, grad)
+        return gradient - local.l + self.alpha * (point - local.x), local
+
+    def gradient(self, point: Vector, local: Any, grad: Grad) -> Vector:
+        """The gradient of a step; methods over this one take it elsewhere."""
+        return grad(point)
 
     def finish(
         self, y: Vector, local: Local, message: Message, state: State, client: Client

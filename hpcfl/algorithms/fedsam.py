@@ -36,6 +36,10 @@ class FedSAM(FedAvg):
 
 def sharpness_aware(grad: Grad, point: Vector, rho: float) -> Vector:
     """The gradient at distance ``rho`` uphill of ``point`` (Foret et al., 2021, equation 3)."""
-    uphill = grad(point)
+    return grad(point + ascent(grad(point), rho))
+
+
+def ascent(uphill: Vector, rho: float) -> Vector:
+    """The vector of norm ``rho`` along ``uphill``; zero where that is zero."""
     norm = uphill.norm()
-    return grad(point + where(norm > 0, rho / norm, norm) * uphill)
+    return where(norm > 0, rho / norm, norm) * uphill

@@ -15,7 +15,7 @@ Departures: FedSAM's and FedCM's.
 from dataclasses import dataclass
 
 from hpcfl.algorithms.base import Grad
-from hpcfl.algorithms.fedcm import FedCM
+from hpcfl.algorithms.fedcm import FedCM, Local
 from hpcfl.algorithms.fedsam import sharpness_aware
 from hpcfl.types import NonNegative, Vector
 
@@ -27,5 +27,5 @@ class MoFedSAM(FedCM):
     rho: NonNegative = 0.1
     """Radius of the ascent."""
 
-    def gradient(self, point: Vector, grad: Grad) -> Vector:
+    def gradient(self, point: Vector, local: Local, grad: Grad) -> Vector:
         return sharpness_aware(grad, point, self.rho)

@@ -81,7 +81,7 @@ class Scaffold(Algorithm):
         return State(c=zeros_like(x0))
 
     def warm_start_client(self, state: State, gradient: Vector) -> State:
-        return State(c=gradient)
+        return state._replace(c=gradient)
 
     def warm_start_server(self, server: Server, mean: Vector) -> Server:
         return Server(server.x, c=mean)
@@ -95,7 +95,11 @@ class Scaffold(Algorithm):
     def direction(
         self, point: Vector, local: Local, grad: Grad, client: Client
     ) -> tuple[Vector, Local]:
-        return grad(point) + local.correction, local
+        return self.gradient(point, local, grad) + local.correction, local
+
+    def gradient(self, point: Vector, local: Any, grad: Grad) -> Vector:
+        """The gradient of a step; methods over this one take it elsewhere."""
+        return grad(point)
 
     def finish(
         self, y: Vector, local: Local, message: Server, state: State, client: Client

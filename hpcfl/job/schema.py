@@ -497,6 +497,7 @@ def facts_of(job: Job, population: int, classes: int | None, layout: Layout | No
         population=population,
         weights=job.weights,
         weight_decay=local.weight_decay,
+        optimizer=local.optimizer if isinstance(local.optimizer, str) else local.optimizer.kind,
         momentum=local.momentum,
         nesterov=local.nesterov,
         classes=classes,

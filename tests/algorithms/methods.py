@@ -16,6 +16,7 @@ FEDAVG: Keys = {"name": "fedavg"}
 # Of a linear model of three classes and four features, in vectors of its size:
 NUMBERS = Fraction(2, 15)  # one number for each of its two parameters
 MATRIX = Fraction(12, 15)  # its weights
+NUMBER = Fraction(1, 15)  # one number alone
 
 
 class Identity(NamedTuple):
@@ -127,6 +128,39 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     ),
     "fedhbm-shared-nesterov": Entry({"name": "fedhbm", "first": "shared", "nesterov": True}),
     "fedhbm-random-nesterov": Entry({"name": "fedhbm", "first": "random", "nesterov": True}),
+    "fednova": Entry({"name": "fednova"}, (1, 1 + NUMBER)),
+    "fednova-mu": Entry({"name": "fednova", "mu": 0.5, "server_lr": 0.7}, (1, 1 + NUMBER)),
+    "fedacg": Entry(
+        {"name": "fedacg", "lam": 0.5, "beta": 0.1}, identity=Identity({"lam": 0.0, "beta": 0.0})
+    ),
+    "fedvarp": Entry({"name": "fedvarp"}),
+    "fedexp": Entry({"name": "fedexp", "eps": 0.01}, (1, 1 + NUMBER)),
+    "fedexp-average": Entry({"name": "fedexp", "average": 2}, (1, 1 + NUMBER)),
+    "fedinit": Entry({"name": "fedinit", "beta": 0.3}, identity=Identity({"beta": 0.0})),
+    "fedinit-start": Entry(
+        {"name": "fedinit", "delta": "start", "server_lr": 0.7}, identity=Identity({"beta": 0.0})
+    ),
+    "fedswa": Entry({"name": "fedswa"}, identity=Identity({"rho": 1.0}, tolerance=1e-12)),
+    "fedmoswa": Entry({"name": "fedmoswa", "server_lr": 0.7}, (2, 2)),
+    "fedspeed": Entry({"name": "fedspeed", "mu": 0.5}),
+    "fedspeed-cohort": Entry(
+        {"name": "fedspeed", "mu": 0.5, "alpha": 0.6, "normalised": False, "server": "cohort"}
+    ),
+    "fedgamma": Entry({"name": "fedgamma", "rho": 0.1}, (2, 2)),
+    "fedgamma-1": Entry({"name": "fedgamma", "option": 1, "first": "gradient"}, (2, 2)),
+    "fedsmoo": Entry({"name": "fedsmoo", "alpha": 0.5}, (2, 2)),
+    "fedsmoo-simplified": Entry(
+        {"name": "fedsmoo", "alpha": 0.5, "simplified": True, "server_lr": 0.7}, (2, 2)
+    ),
+    "fedlesam": Entry({"name": "fedlesam"}, identity=Identity({"rho": 0.0})),
+    "fedlesam-previous": Entry(
+        {"name": "fedlesam", "source": "previous", "server_lr": 0.7},
+        (2, 1),
+        Identity({"rho": 0.0}),
+    ),
+    "fedlesam_s": Entry({"name": "fedlesam_s"}, (2, 2)),
+    "fedlesam_s-1": Entry({"name": "fedlesam_s", "option": 1, "first": "gradient"}, (2, 2)),
+    "fedlesam_d": Entry({"name": "fedlesam_d", "alpha": 0.5}),
     "server_only": Entry({"name": "server_only"}),
     "server_only-momentum": Entry({"name": "server_only", "optimizer": "momentum", "beta": 0.5}),
     "server_only-adam": Entry({"name": "server_only", "optimizer": "adam", "server_lr": 0.3}),
@@ -156,10 +190,14 @@ REFUSE_MOMENTUM: Mapping[str, str] = {
     "fedadc": "the server's momentum",
     "fedadamw": "its local steps are AdamW's",
     "fedcm": "as K plain steps are long",
+    "fedgamma": "set option: 1",
     "fedhbm": "a momentum of their own",
     "fedlada": "its local steps are Adam's",
+    "fedlesam_s": "set option: 1",
     "fedmim": "an inertia of their own",
+    "fedmoswa": "as plain steps are long",
     "fedmuon": "its local steps are Muon's",
+    "fednova": "set mu: 0",
     "ghb": "a momentum of their own",
     "localghb": "a momentum of their own",
     "mime": "stays fixed while",
@@ -173,11 +211,17 @@ REFUSE_MOMENTUM: Mapping[str, str] = {
     "scaffold": "set option: 1",
     "server_only": "take no steps",
 }
-"""The methods that refuse ``local.momentum`` (SCAFFOLD: option 2), and words of their reasons."""
+"""The methods that refuse ``local.momentum``, and words of their reasons.
+
+SCAFFOLD and the methods over it refuse it with option 2, FedNova with a proximal term.
+"""
 
 ALLOW_MOMENTUM = [
     name
     for name, keys in ALL.items()
-    if keys["name"] not in REFUSE_MOMENTUM or keys.get("option") == 1
+    if keys["name"] not in REFUSE_MOMENTUM or keys.get("option") == 1 or keys == {"name": "fednova"}
 ]
 """The entries that allow it."""
+
+ALLOW_NESTEROV = [name for name in ALLOW_MOMENTUM if name != "fednova"]
+"""The entries that allow ``local.nesterov`` too."""

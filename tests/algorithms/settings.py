@@ -22,6 +22,7 @@ COHORTS: Mapping[Value, dict[str, Any]] = {
     "partial": {"kind": "replay", "rounds": [[0, 2], [0, 1, 2, 3], [], [1], [0, 1, 2], [1, 3]]},
     "cyclic": {"kind": "cyclic", "size": 2},
     "full": {"kind": "cyclic", "size": CLIENTS},
+    "alone": {"kind": "replay", "rounds": [[0], [2], [], [1], [3], [1]]},
 }
 BATCHES: Mapping[Value, dict[str, Any]] = {
     "mini": {"batch_size": 4},
@@ -89,7 +90,10 @@ def job(folder: Path, method: Method, at: Conditions, **changes: Any) -> dict[st
     local |= {"lr": method.lr, "weight_decay": at["wd"]}
     cosine = at["lr_decay"] == "cosine"
     local |= {"schedule": "cosine"} if cosine else {"lr_decay": at["lr_decay"]}
-    algorithm = {**method.fields, "server_lr": at["server_lr"]}
+    local |= changes.pop("local", {})
+    algorithm = dict(method.fields)
+    if method.fields["name"] != "fedexp":  # which finds its own
+        algorithm["server_lr"] = at["server_lr"]
     rest = {"cohort": COHORTS[at["cohort"]], "weights": at["weights"], **changes}
     return tree(folder, PROBLEM, algorithm, local=local, **rest)
 

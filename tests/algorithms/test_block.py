@@ -18,7 +18,7 @@ from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.setup.choose_executor import rule
-from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, SAMPLE
+from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
 
@@ -38,8 +38,10 @@ def test_every_algorithm(name, tmp_path):
     check_block(tmp_path, name, settings, 1 if name == "centralized" else 4)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("name", ALLOW_MOMENTUM)
+@pytest.mark.parametrize(
+    ("name", "nesterov"),
+    [*((name, False) for name in ALLOW_MOMENTUM), *((name, True) for name in ALLOW_NESTEROV)],
+)
 def test_local_momentum(name, nesterov, tmp_path):
     local = {**SETTINGS["local"], "momentum": 0.8, "nesterov": nesterov}
     check_block(tmp_path, name, {**SETTINGS, "local": local}, 4)

@@ -191,10 +191,18 @@ EQUAL = [
         for changed, entry in LISTED
     ),
     *(identical(a("ghb", tau=ROUNDS, nesterov=n), FEDAVG) for n in NESTEROV),
+    equal(a("fednova"), FEDAVG, steps="equal"),
+    equal(a("fednova"), FEDAVG, cohort="alone"),
+    identical(a("fedinit", beta=B), FEDAVG, rounds=1),
+    equal(a("fedswa", rho=0.1), FEDAVG, steps="one"),
+    equal(a("fedexp"), FEDAVG, cohort="alone", server_lr=1.0),
+    equal(a("fedexp", eps=1e30), FEDAVG, server_lr=1.0),
+    equal(a("fedvarp"), FEDAVG, cohort="full", weights="uniform"),
     identical(a("mimelite", beta=0.0), FEDAVG),
     identical(a("mimelite", beta=0.0, form="ema"), FEDAVG),
     *(identical(a("fedhbm", nesterov=n), FEDAVG, rounds=2, cohort="cyclic") for n in NESTEROV),
     # 2
+    equal(a("fedacg", lam=0.0, beta=B), a("fedprox", mu=B)),
     equal(
         a("fedmim", alpha=[B], beta=[0.0]),
         a("fedcm", alpha=1 - B, norm="client"),
@@ -224,7 +232,31 @@ EQUAL = [
     equal(
         a("fedmim", alpha=[B], beta=[B], lr=LR / (1 - B)), a("ghb", tau=1, beta=B, nesterov=True)
     ),
+    identical(a("fedgamma", rho=0.0), a("scaffold")),
+    identical(a("fedlesam_s", rho=0.0), a("scaffold")),
+    identical(a("fedsmoo", rho=0.0, alpha=B), a("feddyn", alpha=B)),
+    identical(a("fedlesam_d", rho=0.0, alpha=B), a("feddyn", alpha=B)),
+    equal(a("fedspeed", rho=0.0, mu=B), a("feddyn", alpha=B)),
+    equal(
+        a("fedspeed", rho=0.0, mu=B, server="cohort"),
+        a("feddyn", alpha=B),
+        cohort="full",
+        weights="uniform",
+        server_lr=1.0,
+    ),
+    *(
+        equal(a("fedspeed", alpha=0.0, mu=B, server=s), a("fedspeed", rho=0.0, mu=B, server=s))
+        for s in ("all", "cohort")
+    ),
+    equal(a("fedmoswa", rho=1.0, gamma=1.0), a("scaffold"), cohort="full"),
     # 4
+    equal(a("fedlesam", source="previous"), a("fedlesam"), cohort="full"),
+    equal(
+        a("fedinit", beta=B, delta="start"),
+        a("fedinit", beta=B),
+        cohort="full",
+        server_lr=1.0,
+    ),
     *(
         equal(
             a("fedadc", beta=B, beta_local=B, nesterov=n),
@@ -252,6 +284,8 @@ EQUAL = [
     equal(a("scaffold", option=2), sgd, steps="one", cohort="full", weights="uniform"),
     equal(a("mime"), momentum_sgd(0.0, whole=True), steps="one"),
     equal(a("scaffold", option=2), saga, steps="one", weights="uniform"),
+    equal(a("fedvarp"), saga, steps="one", lr_decay=1.0),
+    equal(a("fednova"), FEDAVG, steps="one"),
     equal(a("mimemvr", beta=B), mvr(B, B), steps="one", batches="full", weights="uniform"),
     equal(
         a("mimemvr", beta=B),
@@ -354,6 +388,13 @@ DIFFERENT = [
             a("adabest", mu=0.1, beta=0.0),
             a("adabest", mu=0.0, beta=0.1),
             a("mimelite", beta=0.1),
+            a("fednova", mu=0.1),
+            a("fedacg", lam=0.1, beta=0.0),
+            a("fedacg", lam=0.0, beta=0.1),
+            a("fedexp", eps=0.05),
+            a("fedlesam", rho=0.1),
+            a("fedinit", beta=0.1),
+            a("fedswa", rho=0.9),
         )
     ),
     # 2, with the norm of the other side, or another weight
@@ -371,6 +412,18 @@ DIFFERENT = [
     (a("mofedsam", rho=0.2, alpha=B), a("fedsam", rho=0.2)),
     # 6, with another tau
     (a("localghb"), a("ghb", tau=3)),
+    # what takes its gradient uphill
+    (a("fedgamma", rho=0.1), a("scaffold")),
+    (a("fedlesam_s", rho=0.1), a("scaffold")),
+    (a("fedsmoo", rho=0.1, alpha=B), a("feddyn", alpha=B)),
+    (a("fedsmoo", rho=0.1, alpha=B), a("fedsmoo", rho=0.1, alpha=B, simplified=True)),
+    (a("fedlesam_d", rho=0.1, alpha=B), a("feddyn", alpha=B)),
+    (a("fedspeed", rho=0.1, mu=B), a("feddyn", alpha=B)),
+    (a("fedspeed", mu=B), a("fedspeed", mu=B, alpha=0.5)),
+    (a("fedspeed", mu=B), a("fedspeed", mu=B, normalised=False)),
+    # FedMoSWA with falling rates, or a slower momentum
+    (a("fedmoswa", rho=0.1, gamma=1.0), a("scaffold")),
+    (a("fedmoswa", rho=1.0, gamma=0.2), a("scaffold")),
     # an integral term stays at the server, however small alpha is
     (a("feddyn", alpha=1e-3), FEDAVG),
     (a("feddyn", alpha=1e-6), FEDAVG),
@@ -396,3 +449,34 @@ def test_fedhbm_differs_from_fedavg_once_clients_come_back(path, nesterov):
     shared = path(a("fedhbm", first="shared", nesterov=nesterov), at)
     assert (shared[1] == fedavg[1]).all()
     assert far(shared[2], fedavg[2])
+
+
+# ------------------------------------------------------------------ what is no pair of paths of x
+
+
+def fedacg_and_fedavgm(folder, at):
+    """The models that FedACG has and sends, and those of FedAvgM with Nesterov's momentum."""
+    found = trace(job(folder, a("fedacg", lam=B, beta=0.0), at))
+    sent = np.stack([found.algorithm.broadcast(server).x.numpy() for server in found.servers])
+    return found.xs, sent, trace(job(folder, a("fedavgm", beta=B, nesterov=True), at)).xs
+
+
+def test_fedacg_sends_the_models_of_fedavgm_with_nesterov_s_momentum(folder):
+    """Round for round, without a proximal term, where the server's rate is 1."""
+    for at in within({"server_lr": 1.0}):
+        own, sent, other = fedacg_and_fedavgm(folder, at)
+        np.testing.assert_allclose(sent, other, rtol=0, atol=1e-12, err_msg=str(at))
+        assert far(sent, own)
+    _, sent, other = fedacg_and_fedavgm(folder, HARDEST)
+    assert far(sent, other)
+
+
+@pytest.mark.parametrize("steps", ["equal", "many"])
+def test_fednova_with_momentum_is_fedavg_with_it_where_all_take_as_many_steps(path, steps):
+    at = {**HARDEST, "steps": steps}
+    nova, avg, plain = (
+        path(a(name), at, local={"momentum": momentum})
+        for name, momentum in (("fednova", B), ("fedavg", B), ("fedavg", 0.0))
+    )
+    assert np.abs(nova - avg).max() <= 1e-12 if steps == "equal" else far(nova, avg)
+    assert far(avg, plain)

@@ -4,11 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.fedswa import FedSWA
 from hpcfl.job.schema import load
 from tests.algorithms.play import Problem, softmax_problem, tree
 from tests.algorithms.settings import (
     CLIENTS,
+    LR,
     STEPS,
     Method,
     a,
@@ -31,6 +35,12 @@ ROOT = Path(__file__).parents[2]
         (a("scaffold", option=1), "c", "c"),
         (a("scaffold", option=2), "c", "c"),
         (a("feddyn", alpha=0.5), "h", "l"),
+        (a("fedgamma", rho=0.1), "c", "c"),
+        (a("fedlesam_s", rho=0.1), "c", "c"),
+        (a("fedlesam_d", rho=0.1, alpha=0.5), "h", "l"),
+        (a("fedsmoo", rho=0.1, alpha=0.5), "h", "l"),
+        (a("fedspeed", rho=0.1, mu=0.5), "h", "l"),
+        (a("fedvarp"), "u", "u"),
     ],
     ids=str,
 )
@@ -46,6 +56,29 @@ def test_the_server_keeps_the_mean_of_all_clients(folder, method, server, own):
             kept = getattr(found.servers[t + 1], server).numpy()
             np.testing.assert_allclose(kept, mean, rtol=0, atol=1e-12, err_msg=f"{t}, {at}")
         assert np.abs(kept).max() > 1e-2
+
+
+def test_fedexp_never_steps_less_than_fedavg(folder):
+    """And in some rounds further, where all take part."""
+    for at in within({"server_lr": 1.0}):
+        found = trace(job(folder, a("fedexp", eps=0.01), at))
+        rates = [float(server.rate) for server in found.servers]
+        assert min(rates) >= 1
+        assert max(rates) > 1 or at["cohort"] != "full", at
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
+def test_fedswa_s_rates_add_up(rho):
+    """To eta ((K + 1) + rho (K - 1)) / 2, from eta on."""
+    zero = torch.zeros((), dtype=torch.float64)
+    for K in range(1, 8):
+        client = Client(zero, zero, zero + K, zero + LR, zero, zero[None], zero[None])
+        scales = [
+            float(FedSWA(rho=rho).step_scale(zero[None], None, client._replace(step=zero + k)))
+            for k in range(K)
+        ]
+        assert scales[0] == 1
+        assert sum(scales) == pytest.approx(((K + 1) + rho * (K - 1)) / 2, rel=1e-14)
 
 
 @pytest.mark.parametrize("option", [1, 2])
@@ -225,12 +258,14 @@ def optimum(weights):
 PLAIN, WEIGHTED = optimum([1, 1, 1, 1]), optimum([3, 4, 9, 6])
 
 
-def rest(folder, method: Method, weights, *, start=(3.0, -1.0, 2.0), steps=3, rounds=120):
-    """[3]: where the method arrives at full participation, by full-batch steps."""
+def rest(
+    folder, method: Method, weights, *, start=(3.0, -1.0, 2.0), steps=3, rounds=120, **changes
+):
+    """[3]: where the method arrives, at full participation by itself, by full-batch steps."""
     np.save(folder / "start.npy", np.array(start))
     model = {"name": "linear", "bias": False, "init": str(folder / "start.npy")}
     local = {"steps": steps, "batch_size": "full", "lr": 0.2}
-    changes = {"model": model, "local": local, "rounds": rounds, "weights": weights}
+    changes |= {"model": model, "local": local, "rounds": rounds, "weights": weights}
     return trace(tree(folder, QUADRATICS, method.fields, **changes)).xs[-1]
 
 
@@ -243,6 +278,9 @@ def rest(folder, method: Method, weights, *, start=(3.0, -1.0, 2.0), steps=3, ro
         a("scaffold", option=2),
         a("feddyn", alpha=1.0),
         a("mimemvr", beta=1.0),
+        a("fedspeed", rho=0.0, mu=1.0),
+        a("fedgamma", rho=0.0),
+        a("fedmoswa", rho=0.4, gamma=0.5),
     ],
     ids=str,
 )
@@ -254,6 +292,27 @@ def test_mimemvr_leaves_the_optimum_with_a_smaller_beta(tmp_path):
     """Its clients then follow a part of their own gradient that nothing corrects."""
     end = rest(tmp_path, a("mimemvr", beta=0.6), "uniform", start=PLAIN, rounds=20)
     assert np.linalg.norm(end - PLAIN) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "method",
+    [a("fedvarp"), a("fedinit", beta=0.1), a("fedswa"), a("fedacg", lam=0.6)],
+    ids=str,
+)
+def test_others_leave_the_optimum(tmp_path, method):
+    """With more than one local step, as FedAvg does."""
+    end = rest(tmp_path, method, "uniform", start=PLAIN, rounds=20)
+    assert np.linalg.norm(end - PLAIN) > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedvarp", "fedavg"])
+def test_fedvarp_rests_where_fedavg_does_at_full_participation(tmp_path, name):
+    """Though two of four clients take turns; FedAvg then goes from one pair's model to another."""
+    everyone = rest(tmp_path, a("fedavg"), "uniform", rounds=240)
+    pairs = rest(tmp_path, a(name), "uniform", rounds=480, cohort={"kind": "cyclic", "size": 2})
+    gap = np.linalg.norm(pairs - everyone)
+    assert gap < 1e-10 if name == "fedvarp" else gap > 1e-2
 
 
 @pytest.mark.parametrize(("weights", "optimum"), [("uniform", PLAIN), ("examples", WEIGHTED)])

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.layout import stand_in
 from hpcfl.optim import Sgd
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, REFUSE_MOMENTUM
-from tests.algorithms.play import Problem, read, softmax_problem, tree
+from tests.algorithms.play import Problem, parts, read, softmax_problem, tree
 from tests.algorithms.reference import Setting
 from tests.algorithms.test_torch import follow
 from tests.algorithms.trace import trace
@@ -91,9 +90,17 @@ def test_a_method_says_why_it_refuses(tmp_path, name):
     read(tmp_path, {**job, "local": {"steps": 2, "lr": 0.1, "momentum": 0.0}})
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_list_of_refusals_is_complete(name):
-    assert bool(ALGORITHMS[name]().refuses_optimizer) == (name in REFUSE_MOMENTUM)
+@pytest.mark.parametrize("name", ALL)
+def test_the_list_of_refusals_is_complete(tmp_path, name):
+    job = read(tmp_path, tree(tmp_path, PROBLEM, ALL[name]))
+    assert bool(job.job.algorithm.refuses_optimizer) == (name not in ALLOW_MOMENTUM)
+
+
+def test_fednova_refuses_nesterov(tmp_path):
+    """Its a_i are those of plain momentum."""
+    local = {"steps": 2, "lr": 0.1, "momentum": 0.5, "nesterov": True}
+    with pytest.raises(JobError, match=r"^algorithm\.name: fednova counts steps of plain momentum"):
+        parts(tmp_path, tree(tmp_path, PROBLEM, {"name": "fednova"}, local=local))
 
 
 class OwnMethod(FedAvg):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ENTRIES
+from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, ENTRIES
 from tests.algorithms.play import ROUNDS, Problem, parts, softmax_problem, tree, xs
 from tests.algorithms.reference import METHODS, Setting
 from tests.algorithms.settings import LR, Method
@@ -126,6 +126,20 @@ OPTIONS = [
     *options("ghb", participation=[0.5], nesterov=BOTH),
     *options("localghb", nesterov=BOTH, participation=[None, 0.5], server_lr=[0.7]),
     *options("fedhbm", nesterov=BOTH, beta=[0.7], participation=[0.5]),
+    *options("fednova", mu=[0.0, 0.5], server_lr=RATES),
+    *options("fedacg", lam=[0.6], beta=[0.0, 0.5], server_lr=RATES),
+    *options("fedvarp", server_lr=[0.7]),
+    *options("fedexp", eps=[0.05, 0.2], average=[1, 2]),
+    *options("fedinit", beta=[0.4], delta=["model", "start"], server_lr=RATES),
+    *options("fedswa", rho=[0.0, 0.4, 1.0], server_lr=[0.7]),
+    *options("fedmoswa", rho=[0.0, 0.4], gamma=[0.4, 1.0], server_lr=[0.7]),
+    *options("fedspeed", mu=[0.4], alpha=[0.6], normalised=BOTH, server=["all", "cohort"]),
+    *options("fedspeed", rho=[0.3], server=["all", "cohort"], server_lr=[0.7]),
+    *options("fedgamma", rho=[0.3], option=[1, 2], first=["zero", "gradient"], server_lr=[0.7]),
+    *options("fedsmoo", alpha=[0.4], rho=[0.3], simplified=BOTH, server_lr=RATES),
+    *options("fedlesam", rho=[0.3], source=["own", "previous"], server_lr=RATES),
+    *options("fedlesam_s", rho=[0.3], option=[1, 2], first=["zero", "gradient"], server_lr=[0.7]),
+    *options("fedlesam_d", rho=[0.3], alpha=[0.4], server_lr=RATES),
     *options("server_only", optimizer=["momentum", "adam", "mvr"], server_lr=[0.7]),
 ]
 
@@ -160,8 +174,15 @@ def test_equals_plain_numpy(tmp_path, name, setting):
     check(tmp_path, ALL[name], setting)
 
 
-@pytest.mark.parametrize("setting", MOMENTUM_SETTINGS)
-@pytest.mark.parametrize("name", [name for name in ALLOW_MOMENTUM if ALL[name]["name"] in METHODS])
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        (name, setting)
+        for names, setting in zip((ALLOW_MOMENTUM, ALLOW_NESTEROV), MOMENTUM_SETTINGS, strict=True)
+        for name in names
+        if ALL[name]["name"] in METHODS
+    ],
+)
 def test_local_momentum_equals_plain_numpy(tmp_path, name, setting):
     check(tmp_path, ALL[name], setting)
 

@@ -11,7 +11,7 @@ from hpcfl.engine.dry_round import dry_round, traffic
 
 P = 1000
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| (`[^|]*`) \| ([^|]* / [^|]*) \| ([01]) \|", re.MULTILINE)
+ROW = re.compile(r"^\| (`[^|]*`) \| ([^|]* / [^|]*) \| ([012]) \|", re.MULTILINE)
 ROWS = [
     (name, sent, int(kept))
     for names, all_sent, kept in ROW.findall((ROOT / "docs/reference/algorithms.md").read_text())

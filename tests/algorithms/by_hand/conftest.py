@@ -17,7 +17,7 @@ class Left(NamedTuple):
 
     def server(self, field):
         """A one-number field of the server, before the first round and after each."""
-        return [float(server[field][0]) for server in self.servers]
+        return [server[field].item() for server in self.servers]
 
     def client(self, field):
         """A one-number field of every client's last state."""

@@ -1,4 +1,4 @@
-"""SCAFFOLD, FedDyn and AdaBest by hand: what a client remembers straightens its local path."""
+"""SCAFFOLD and its kind by hand: what a client remembers straightens its local path."""
 
 import pytest
 
@@ -182,3 +182,62 @@ def test_adabest_holds_the_decay(run):
     """wd = 0.5 arrives where FedAvg does: x - y = -0.0925 and 1.0075."""
     left = run({"name": "adabest", "mu": 0.1}, local=local(weight_decay=0.5), rounds=1)
     assert left.client("h") == near([-0.00925, 0.10075])
+
+
+def test_fedvarp(run):
+    """Round 0: u = -0.19 and 0.96, mean 0.385.  Round 1, client 1 alone: 0.615 -> -0.0986.
+
+    The step is (0.7136 - 0.96) + 0.385 = 0.1386; then u_1 = 0.7136, mean 0.2618.
+    """
+    left = run({"name": "fedvarp"}, cohort=replay([0, 1], [1]))
+    assert left.x == near([1.0, 0.615, 0.4764])
+    assert left.server("u") == near([0.0, 0.385, 0.2618])
+    assert left.client("u") == near([-0.19, 0.7136])
+
+
+def test_fedvarp_divides_by_the_population(run):
+    """Two of three clients: mean(D) = 0.385 is the step, (0.96 - 0.19) / 3 is kept."""
+    left = run({"name": "fedvarp"}, THREE, cohort=replay([0, 1]), rounds=1)
+    assert left.x[1] == near(0.615)
+    assert left.server("u")[1] == near(0.77 / 3)
+
+
+def test_fedvarp_weighs_all_clients_alike(run):
+    """By examples FedAvg would arrive at 0.3275."""
+    assert run({"name": "fedvarp"}, weights="examples", rounds=1).x[1] == near(0.615)
+
+
+def test_fedmoswa(run):
+    """rho = 0.2, gamma = 0.5: rates 0.1 and 0.06, together 0.16.
+
+    0: 1.1; 1.1 + 0.054 = 1.154.  1: 0.4; 0.4 - 0.216 = 0.184.  D = 0.331, x = 1 - 1.5 D = 0.5035.
+    c = -0.154 / 0.16 = -0.9625 and 0.816 / 0.16 = 5.1; m = 0.5 x 2.06875 = 1.034375.
+    Round 1.  0 adds 1.996875: 0.500375: 0.4534625; 0.4503375: 0.42644225.
+    1 adds -4.065625: -0.051625: 0.5086625; -0.030975: 0.510521.  D = 0.035018375.
+    c_0 = -1.996875 + 0.07705775 / 0.16, c_1 = 4.065625 - 0.007021 / 0.16;
+    m = (1.034375 + 1.25323984375) / 2.
+    """
+    left = run({"name": "fedmoswa", "rho": 0.2, "gamma": 0.5})
+    assert left.x == near([1.0, 0.5035, 0.4509724375])
+    assert left.client("c") == near([-1.5152640625, 4.02174375])
+    assert left.server("m") == near([0.0, 1.034375, 1.143807421875])
+
+
+def test_fedmoswa_of_a_client_that_comes_late(run):
+    """c_i is 0 before, m of the last round: 0 alone gives c_0 = -0.9625, m = -0.48125.
+
+    x = 1 + 1.5 x 0.154 = 1.231.  1: 6.924 - 0.48125 = 6.44275: 0.586725;
+    4.3469 - 0.48125 = 3.86565: 0.354786.  c_1 = 0.48125 + 0.876214 / 0.16;
+    m = (-0.48125 + c_1) / 2.
+    """
+    left = run({"name": "fedmoswa", "rho": 0.2, "gamma": 0.5}, cohort=replay([0], [1]))
+    assert left.x == near([1.0, 1.231, 1.231 - 1.5 * 0.876214])
+    assert left.client("c") == near([-0.9625, 5.9575875])
+    assert left.server("m") == near([0.0, -0.48125, 2.73816875])
+
+
+def test_fedmoswa_weighs_delta_but_not_drift(run):
+    """D = (-0.154 + 3 x 0.816) / 4 = 0.5735; m as above."""
+    left = run({"name": "fedmoswa", "rho": 0.2, "gamma": 0.5}, weights="examples", rounds=1)
+    assert left.x[1] == near(0.13975)
+    assert left.server("m")[1] == near(1.034375)

@@ -10,18 +10,25 @@ from collections.abc import Callable, Mapping
 from tests.algorithms.play import Array
 from tests.algorithms.reference.adaptive import fedadamw, fedlada, fedmuon
 from tests.algorithms.reference.averaging import (
+    fedacg,
     fedadagrad,
     fedadam,
     fedavg,
     fedavgm,
+    fedexp,
+    fedinit,
+    fednova,
     fedprox,
     fedsam,
+    fedswa,
+    fedvarp,
     fedyogi,
 )
 from tests.algorithms.reference.baselines import centralized, server_only
 from tests.algorithms.reference.corrected import (
     adabest,
     feddyn,
+    fedmoswa,
     mime,
     mimeadam,
     mimelite,
@@ -42,6 +49,14 @@ from tests.algorithms.reference.momentum import (
     mofedsam,
 )
 from tests.algorithms.reference.setting import Setting
+from tests.algorithms.reference.sharpness import (
+    fedgamma,
+    fedlesam,
+    fedlesam_d,
+    fedlesam_s,
+    fedsmoo,
+    fedspeed,
+)
 
 __all__ = ["METHODS", "Setting"]
 
@@ -50,6 +65,7 @@ METHODS: Mapping[str, Callable[..., Array]] = {
     for method in (
         adabest,
         centralized,
+        fedacg,
         fedadagrad,
         fedadam,
         fedadamw,
@@ -58,14 +74,26 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         fedavgm,
         fedcm,
         feddyn,
+        fedexp,
+        fedgamma,
         fedhbm,
+        fedinit,
         fedlada,
         fedlc,
+        fedlesam,
+        fedlesam_d,
+        fedlesam_s,
         fedmim,
+        fedmoswa,
         fedmuon,
+        fednova,
         fedntd,
         fedprox,
         fedsam,
+        fedsmoo,
+        fedspeed,
+        fedswa,
+        fedvarp,
         fedyogi,
         ghb,
         localghb,

@@ -1,15 +1,24 @@
-"""What corrects a client's drift: SCAFFOLD, FedDyn, AdaBest, Mime and MimeLite."""
+"""What corrects a client's drift: SCAFFOLD, FedDyn, AdaBest, Mime, MimeLite and their kin."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tests.algorithms.play import Array
-from tests.algorithms.reference.setting import Setting
+from tests.algorithms.reference.averaging import falling
+from tests.algorithms.reference.setting import Direction, Setting, plain
+
+Directions = Callable[[int, Array], Direction]  # of a client in a round that starts at x
 
 
-def scaffold(s: Setting, option: int = 2, first: str = "zero", server_lr: float = 1.0) -> Array:
+def scaffold(
+    s: Setting,
+    option: int = 2,
+    first: str = "zero",
+    server_lr: float = 1.0,
+    gradient: Directions = lambda i, x: plain,
+) -> Array:
     population = s.problem.population
     c, own = np.zeros_like(s.x0), np.zeros((population, len(s.x0)))
     if first == "gradient":
@@ -20,7 +29,8 @@ def scaffold(s: Setting, option: int = 2, first: str = "zero", server_lr: float 
         nonlocal c
 
         def end(i: int) -> Array:
-            return s.descend(i, t, x, lambda y, g: g(y) - own[i] + c)
+            taken = gradient(i, x)
+            return s.descend(i, t, x, lambda y, g: taken(y, g) - own[i] + c)
 
         ends, change = {i: end(i) for i in cohort}, np.zeros_like(c)
         for i, y in ends.items():
@@ -34,7 +44,12 @@ def scaffold(s: Setting, option: int = 2, first: str = "zero", server_lr: float 
     return s.play(after)
 
 
-def feddyn(s: Setting, alpha: float = 0.1, server_lr: float = 1.0) -> Array:
+def feddyn(
+    s: Setting,
+    alpha: float = 0.1,
+    server_lr: float = 1.0,
+    gradient: Directions = lambda i, x: plain,
+) -> Array:
     population = s.problem.population
     h, own = np.zeros_like(s.x0), np.zeros((population, len(s.x0)))
 
@@ -42,7 +57,8 @@ def feddyn(s: Setting, alpha: float = 0.1, server_lr: float = 1.0) -> Array:
         nonlocal h
 
         def end(i: int) -> Array:
-            return s.descend(i, t, x, lambda y, g: g(y) - own[i] + alpha * (y - x))
+            taken = gradient(i, x)
+            return s.descend(i, t, x, lambda y, g: taken(y, g) - own[i] + alpha * (y - x))
 
         ends = {i: end(i) for i in cohort}
         for i, y in ends.items():
@@ -166,3 +182,22 @@ def mimeadam(
 
 def mimeliteadam(s: Setting, **fields: Any) -> Array:
     return mimeadam(s, **fields, lite=True)
+
+
+def fedmoswa(s: Setting, rho: float = 0.1, gamma: float = 0.2, server_lr: float = 1.5) -> Array:
+    m, own = np.zeros_like(s.x0), np.zeros((s.problem.population, len(s.x0)))
+
+    def after(t: int, cohort: Sequence[int], x: Array) -> Array:
+        nonlocal m
+
+        def end(i: int) -> Array:
+            return s.descend(i, t, x, lambda y, g: g(y) - own[i] + m, falling(s, i, rho))
+
+        ends = {i: end(i) for i in cohort}
+        for i, y in ends.items():
+            rates = s.eta(t) * sum(map(falling(s, i, rho), range(s.K(i))))
+            own[i] = own[i] - m + (x - y) / rates
+        m = m + gamma * np.mean([own[i] - m for i in cohort], axis=0)
+        return x - server_lr * s.delta(x, ends)
+
+    return s.play(after)

@@ -104,13 +104,14 @@ class Setting:
         x: Array,
         direction: Direction = plain,
         logits: Logits | None = None,
+        scale: Callable[[int], float] = lambda k: 1.0,
     ) -> Array:
-        """y_i: d + wd y joins the velocity, 0 at x, that every step follows at the rate eta."""
+        """y_i: d + wd y joins the velocity, 0 at x, that step k follows at eta scale(k)."""
         y, v = x, np.zeros_like(x)
-        for g in self.batches(client, t, logits):
+        for k, g in enumerate(self.batches(client, t, logits)):
             d = direction(y, g) + self.wd * y
             v = self.momentum * v + d
-            y = y - self.eta(t) * (d + self.momentum * v if self.nesterov else v)
+            y = y - scale(k) * self.eta(t) * (d + self.momentum * v if self.nesterov else v)
         return y
 
     def heavy_ball(
