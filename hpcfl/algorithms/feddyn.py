@@ -15,7 +15,7 @@ mean is weighted by examples, so that h stays the mean of all l_i.  eta_g is our
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import zeros_like
 

@@ -13,6 +13,7 @@ Departures: SCAFFOLD's and FedSAM's; ``option`` 1 and ``first`` are SCAFFOLD's.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from hpcfl.algorithms.base import Grad
 from hpcfl.algorithms.fedsam import sharpness_aware

@@ -9,8 +9,8 @@
 
 n_j: the client's examples of class j.
 
-Zhang, Li, Li, Xu, Shen, Ding, Wu. Federated Learning with Label Distribution Skew via Logits
-Calibration. ICML 2022, equation 5. arXiv:2209.00189
+Zhang, Li, Li, Xu, Wu, Ding, Wu. Federated Learning with Label Distribution Skew via Logits
+Calibration. ICML 2022. arXiv:2209.00189
 
 Departures: the label stays in the softmax, as in public codes: without it the loss has no lower
 bound.

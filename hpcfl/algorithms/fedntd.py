@@ -11,7 +11,7 @@
 p has no gradient.
 
 Lee, Jeong, Shin, Bae, Yun. Preservation of the Global Knowledge by Not-True Distillation in
-Federated Learning. NeurIPS 2022, equations 2 to 4. arXiv:2106.03097
+Federated Learning. NeurIPS 2022. arXiv:2106.03097
 
 Departures: none.
 """

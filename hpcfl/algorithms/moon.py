@@ -9,7 +9,7 @@
 
 f_x and f_z have no gradient.  Before a client's first round z_i is x: the term is log 2.
 
-Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021, equations 3 to 5. arXiv:2103.16257
+Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. arXiv:2103.16257
 
 Departures: the features are the input of the model's last dense layer; the authors add a
 projection of 256 features before it, which a model of one's own may have.

@@ -19,7 +19,7 @@ batch.  With weight decay, option 2's (x - y) / (K eta) also holds the decay; th
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import zeros_like
 

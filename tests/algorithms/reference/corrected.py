@@ -191,7 +191,7 @@ def fedmoswa(s: Setting, rho: float = 0.1, gamma: float = 0.2, server_lr: float 
         nonlocal m
 
         def end(i: int) -> Array:
-            return s.descend(i, t, x, lambda y, g: g(y) - own[i] + m, falling(s, i, rho))
+            return s.descend(i, t, x, lambda y, g: g(y) - own[i] + m, scale=falling(s, i, rho))
 
         ends = {i: end(i) for i in cohort}
         for i, y in ends.items():
