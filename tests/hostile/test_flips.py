@@ -197,9 +197,9 @@ class Subject:
         shutil.copytree(self.root, copy)
         hpcfl.resume(copy, [f"rounds={ROUNDS + 1}"], verify=verify)
         left = outcome(RunDir(copy))
-        best = committed(copy / "checkpoints")[-1].best
+        best = committed(copy / "checkpoints")[-1].folder / "best.safetensors"
         arrays = {name: value.tobytes() for name, value in left.arrays.items()}
-        return arrays, left.log, best
+        return arrays, left.log, best.read_bytes() if best.exists() else None
 
     def resume_unverified(self):
         return self.resume(verify=False)
