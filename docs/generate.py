@@ -25,6 +25,7 @@ from hpcfl.job.schema import LARGEST, SECTIONS, SMALLEST, Job
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
+from hpcfl.models.training_loss import TRAINING_LOSSES
 from hpcfl.optim import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def keys() -> Iterator[str]:
     yield "\n## `local.optimizer`\n\nA name, or a section of `kind` and its keys: "
     yield "`local.optimizer=adamw` and `local.optimizer={kind: adamw, b2: 0.95}`."
     yield from _choices("local.optimizer.kind", "local.optimizer.", OPTIMIZERS)
+    yield "\n## `loss`\n\nA name, or a section of `kind` and its keys: `loss=focal` and"
+    yield "`loss={kind: focal, gamma: 1}`; `data` is the data set's."
+    yield from _choices("loss.kind", "loss.", TRAINING_LOSSES)
     yield "\n## Keys of single data sets\n\n[Data sets](../data/README.md) says more."
     yield from _choices("data.kind", "data.", SOURCES, DataConfig)
     yield "\n## Keys of single models\n\n[Models](models.md) says more."

@@ -8,7 +8,6 @@ import numpy as np
 from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
-from hpcfl.models.losses import LOSSES
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 from hpcfl.user_code.generators import generators
@@ -56,7 +55,7 @@ def check_tests(trial: Trial) -> None:
     for batch in batches:
         with trial.model_errors(batch):
             outputs = trial.gradient.predict(components.x0, batch.inputs)
-            LOSSES[components.dataset.loss](outputs, batch.labels)
+            trial.gradient.loss(outputs, batch.labels)
     metrics = load_metrics(components.job.evaluate.metrics)
     if metrics:
         _check_metrics(trial, metrics, (batches or [trial.batches[0]])[0])

@@ -3,13 +3,16 @@
 import torch
 from torch import Tensor
 
-from hpcfl.checks.trial import Trial
-from hpcfl.errors import JobError
+from hpcfl.checks.trial import Trial, shape_text
+from hpcfl.errors import JobError, as_job_error
 from hpcfl.models.flat_vector import trained
+from hpcfl.models.losses import LOSSES, widen
 from hpcfl.models.normalization import UNFIT
+from hpcfl.models.training_loss import OwnLoss
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch, Vector
 from hpcfl.user_code.generators import generators, restored
+from hpcfl.user_code.names import short_name
 
 _OF_ONE = 1e-3  # by which a sum of probabilities may differ from 1
 
@@ -42,6 +45,7 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
     """
     x0, batch, seed = trial.components.x0, trial.batches[0], 0
     _check_outputs(trial, batch)
+    _check_loss(trial, batch)
     _check_used(trial, batch)
     grads = [gradient_at(trial, x0, batch, seed) for _ in range(2)]
     # Two gradients that are not finite may differ in their nan: the first round tells of those.
@@ -57,6 +61,31 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
         said = "its forward pass in an evaluation"
         trial.check_undrawn(before, "model", "name", said, "drop while training alone")
     return grads[0], outputs
+
+
+def _check_loss(trial: Trial, batch: Batch) -> None:
+    """Refuse a loss that raises, or whose terms are none for each example or label."""
+    loss, dataset = trial.components.job.loss, trial.components.dataset
+    if isinstance(loss, str):
+        return
+    if not isinstance(loss, OwnLoss) and dataset.loss not in ("cross_entropy", "tokens"):
+        raise JobError(
+            f"loss: {loss.kind} is of classes, but the labels of data.kind {trial.kind} are none; "
+            "remove it, or name a function of your own"
+        )
+    outputs = widen(trial.gradient.predict(trial.components.x0, batch.inputs))
+    expected = tuple(LOSSES[dataset.loss].terms(outputs, batch.labels).shape)
+    name = f"loss: {short_name(loss.of) if isinstance(loss, OwnLoss) else loss.kind}"
+    function = loss.made if isinstance(loss, OwnLoss) else loss
+    given = f"outputs {shape_text(outputs)}, labels {shape_text(batch.labels)}"
+    with as_job_error(name, f"cannot be computed of a batch ({given})", "", function):
+        found: object = loss.terms(outputs, batch.labels)
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if shape != expected:
+        raise JobError(
+            f"{name}: returned {shape} of a batch ({given}), expected terms {expected}, one for "
+            "each example or label; the mean is hpcfl's"
+        )
 
 
 def check_model_again(trial: Trial, grad: Vector, outputs: Tensor) -> None:

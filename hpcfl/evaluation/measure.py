@@ -58,7 +58,9 @@ class Meter:
         return {name: rounded_sum(batch[name] for batch in sums) for name in (sums or [{}])[0]}
 
     def _sums(self, outputs: Tensor, labels: Tensor, *, metrics: bool) -> dict[str, float]:
-        sums = totals(self._loss, self._classes, outputs, labels)
+        own = self._gradient.loss
+        terms = None if own.fused else own.terms
+        sums = totals(self._loss, self._classes, outputs, labels, terms)
         for metric in self.metrics if metrics else ():
             numbers = metric.sums(outputs, labels)
             sums |= dict(zip(sum_names(metric, len(numbers)), numbers, strict=True))

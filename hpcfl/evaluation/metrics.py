@@ -1,5 +1,7 @@
 """Sum losses and correct answers over one batch; callers add the sums of batches and ranks."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -25,7 +27,11 @@ def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
 
 
 def totals(
-    loss: LossName, classes: int | None, outputs: Tensor, labels: Tensor
+    loss: LossName,
+    classes: int | None,
+    outputs: Tensor,
+    labels: Tensor,
+    terms: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> dict[str, float]:
     """Sum the losses and the correct answers of a batch.
 
@@ -42,6 +48,7 @@ def totals(
         classes: how many the data has; the model may have more outputs.  None without classes.
         outputs: of the model, [B, ...].
         labels: [B] or [B, T] classes, [B, targets], or unused.
+        terms: of another loss than the data's: [B] of outputs in float32 or wider and labels [B].
     """
     correct: dict[str, float] = {}
     if loss == "tokens":
@@ -52,7 +59,9 @@ def totals(
         correct = _correct(outputs, labels, are_words(labels, all_classes), classes)
     elif loss == "cross_entropy":
         correct = _correct(outputs, labels, torch.ones_like(labels, dtype=torch.bool), classes)
-    if loss == "squared":
+    if terms is not None:
+        losses = terms(widen(outputs), labels)
+    elif loss == "squared":
         losses = 0.5 * residuals(outputs, labels).square().sum(1)
     elif loss == "quadratic":
         losses = widen(outputs)

@@ -11,7 +11,9 @@ from hpcfl.job.description import DescribedSchema
 from hpcfl.job.registry import REGISTRIES, Registry
 from hpcfl.job.schema import Job
 from hpcfl.job.tasks import TASKS
+from hpcfl.models.training_loss import TRAINING_LOSSES
 from hpcfl.optim import OPTIMIZERS
+from hpcfl.user_code.named_section import OWN
 
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the one that most editors know
 Schema = dict[str, Any]
@@ -45,9 +47,12 @@ def job_schema() -> Schema:
         choices = _choices(kind, own, sections)
         job["properties"][kind.section] = {"description": description, "anyOf": choices}
     # A name stands for its section.
-    names = [kind for kind in OPTIMIZERS if kind != "own"]
-    optimizer = sections["Local"]["properties"]["optimizer"]
-    optimizer["oneOf"] += [{"enum": names}, {"type": "string", "pattern": r"\."}]
+    for key, kinds in (
+        (sections["Local"]["properties"]["optimizer"], OPTIMIZERS),
+        (job["properties"]["loss"], TRAINING_LOSSES),
+    ):
+        names = [kind for kind in kinds if kind != OWN]
+        key["oneOf"] += [{"enum": names}, {"type": "string", "pattern": r"\."}]
     job["properties"]["task"]["anyOf"] = [{"enum": sorted(TASKS)}, {"type": "null"}]
     job["required"] = [key for key in job["required"] if key not in ("data", "model")]
     job["anyOf"] = [{"required": ["task"]}, {"required": ["data", "model"]}]

@@ -42,6 +42,7 @@ from hpcfl.job.yaml_file import (
 from hpcfl.layout import Layout
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
+from hpcfl.models.training_loss import LossConfig, OwnLoss, TrainingLoss
 from hpcfl.optim import Optimizer, Own
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 from hpcfl.user_code.names import short_name
@@ -119,6 +120,9 @@ class Job(Section):
     """The method, and its hyperparameters."""
     local: Local
     """The clients' local training."""
+    loss: LossConfig = "data"
+    """data: that of the data set; label_smoothing, focal, or a dotted path of a function of outputs
+    and labels that gives a term for each example; or a section of its ``kind`` and keys."""
     weights: Literal["examples", "uniform"] = "examples"
     """Aggregation weights: p_i = n_i / sum n, or 1 / |S|."""
     precision: Precision = "float32"
@@ -398,6 +402,7 @@ def _check_user_code(job: Job, file: JobFile) -> None:
             except BrokenRuleError as e:
                 raise JobError(f"{at}: {name} {e}") from e
     _check_optimizer(f"{file.where(('local', 'optimizer'))}: local.optimizer", job.local.optimizer)
+    _check_loss(f"{file.where(('loss',))}: loss", job.loss)
     check_callbacks(
         job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
     )
@@ -418,6 +423,24 @@ def _check_optimizer(at: str, optimizer: Optimizer | str) -> None:
         )
     with as_job_error(f"{at}: {name}", "cannot be made with its keys", defined(cls.__init__)):
         cls(**optimizer.keys)
+
+
+def _check_loss(at: str, loss: TrainingLoss | str) -> None:
+    """Import and make the loss of a job, where it is the user's.
+
+    Raises:
+        JobError: it cannot be imported or made, or cannot be called.
+    """
+    if not isinstance(loss, OwnLoss):
+        return
+    found, name = import_dotted(at, loss.of), short_name(loss.of)
+    if not callable(found):
+        raise JobError(f"{at}: {name} is {found!r:.80}, expected a function of outputs and labels")
+    make = vars(found).get("__init__", found) if isinstance(found, type) else found
+    with as_job_error(f"{at}: {name}", "cannot be made with its keys", defined(make)):
+        made = loss.made
+    if not callable(made):
+        raise JobError(f"{at}: {name}: its objects cannot be called; give the class __call__")
 
 
 def check_full_blocks(job: Job, population: int) -> None:

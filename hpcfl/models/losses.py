@@ -24,7 +24,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor, counts: Tensor | None = None)
     """Of logits [B, n] and classes [B]."""
     if counts is None:
         return functional.cross_entropy(widen(outputs), labels)
-    return _mean(_label_losses(widen(outputs), labels), counts)
+    return _mean(label_losses(widen(outputs), labels), counts)
 
 
 def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
@@ -34,7 +34,7 @@ def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Sca
     """
     if counts is not None:
         real = (labels != PAD) & (counts.view(-1, *[1] * (labels.dim() - 1)) > 0)
-        return (_label_losses(widen(outputs), labels) * real).sum() / real.sum().clamp(min=1)
+        return (label_losses(widen(outputs), labels) * real).sum() / real.sum().clamp(min=1)
     flat = labels.flatten().long()
     total = functional.cross_entropy(
         widen(outputs).flatten(0, -2), flat, ignore_index=PAD, reduction="sum"
@@ -54,7 +54,7 @@ def quadratic(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> 
     return widen(outputs).mean() if counts is None else _mean(widen(outputs), counts)
 
 
-def _label_losses(logits: Tensor, classes: Tensor) -> Tensor:
+def label_losses(logits: Tensor, classes: Tensor) -> Tensor:
     """-log p of every label.
 
     By a mask instead of an index into the logits: under vmap the gradient of an index is a scatter,
@@ -131,8 +131,8 @@ def label_mask(outputs: Tensor, labels: Tensor, loss: LossName) -> Tensor:
 
 
 LOSSES: Mapping[LossName, TermLoss] = {
-    "cross_entropy": TermLoss("cross_entropy", _label_losses, cross_entropy),
-    "tokens": TermLoss("tokens", _label_losses, tokens),
+    "cross_entropy": TermLoss("cross_entropy", label_losses, cross_entropy),
+    "tokens": TermLoss("tokens", label_losses, tokens),
     "squared": TermLoss("squared", _squared_terms, squared),
     "quadratic": TermLoss("quadratic", _outputs, quadratic),
 }

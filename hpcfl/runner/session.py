@@ -185,6 +185,8 @@ class RankSession:
         ]
         if done:
             parts[0] += f", from round {done}"
+        if not isinstance(job.loss, str):
+            parts.append(f"losses are those of {json.dumps(components.loaded.tree['loss'])}")
         if components.missing_weights:
             parts.append(f"model.init left out {', '.join(components.missing_weights)}")
         if self.outputs.callbacks:

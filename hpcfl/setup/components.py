@@ -35,7 +35,7 @@ from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import buffers, layout_of
-from hpcfl.models.losses import LOSSES
+from hpcfl.models.training_loss import training_loss
 from hpcfl.optim import Descent
 from hpcfl.seeds import key
 from hpcfl.setup.client_store import make_client_store
@@ -169,7 +169,7 @@ class Components:
         """The gradient of the model's loss."""
         return Gradient(
             self.model,
-            LOSSES[self.dataset.loss],
+            training_loss(self.job.loss, self.dataset.loss),
             bf16=self.job.precision == "bf16",
             clip=self.job.local.clip,
         )

@@ -1,0 +1,109 @@
+"""The loss of a job: that of its data, another for classes, or a function of the user's.
+
+Its terms are computed in float32 or wider, one for each example (or label of a text).
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Tag
+from torch import Tensor
+
+from hpcfl.models.losses import LOSSES, TermLoss, label_losses
+from hpcfl.types import LossName, NonNegative, Section, Share
+from hpcfl.user_code.named_section import kind_of, section_of
+from hpcfl.user_code.names import find_object
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLoss(Section):
+    """A loss in the place of the data's."""
+
+    @abstractmethod
+    def terms(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of every example [B], or of every label [B, T] of texts.
+
+        Args:
+            outputs: of the model, [B, ...], in float32 or wider.
+            labels: [B], [B, T], or targets [B, targets].
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSmoothing(TrainingLoss):
+    """Cross-entropy with the label's probability shared with all classes."""
+
+    kind: Literal["label_smoothing"] = "label_smoothing"
+    smoothing: Share = 0.1
+    """The share of all classes alike, as in torch.nn.CrossEntropyLoss."""
+
+    def terms(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """(1 - smoothing) (-log p of the label) + smoothing mean over the classes of -log p."""
+        alike = outputs.logsumexp(-1) - outputs.mean(-1)
+        return (1 - self.smoothing) * label_losses(outputs, labels) + self.smoothing * alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class Focal(TrainingLoss):
+    """Cross-entropy times (1 - p)^gamma (Lin et al., 2017, equation 4)."""
+
+    kind: Literal["focal"] = "focal"
+    gamma: NonNegative = 2.0
+    """How much less an example counts that is classified well already."""
+
+    def terms(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """(1 - p)^gamma (-log p), p that of the label."""
+        losses = label_losses(outputs, labels)
+        return (1 - (-losses).exp()).clamp(min=0) ** self.gamma * losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLoss(TrainingLoss):
+    """A function of the user's, or a class whose objects are called as one."""
+
+    kind: Literal["own"] = "own"
+    of: str
+    """Its dotted path."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the function, or those of the class."""
+
+    @cached_property
+    def made(self) -> Any:
+        """The function; ``hpcfl.job.schema`` refuses what cannot be made."""
+        found = find_object(self.of)
+        return found(**self.keys) if isinstance(found, type) else partial(found, **self.keys)
+
+    def terms(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """What the function returns for these."""
+        made: Tensor = self.made(outputs, labels)
+        return made
+
+
+TRAINING_LOSSES: Mapping[str, type[TrainingLoss]] = {
+    "label_smoothing": LabelSmoothing,
+    "focal": Focal,
+    "own": OwnLoss,
+}
+"""By their kinds."""
+LossConfig = Annotated[
+    Annotated[Literal["data"], Tag("data")]
+    | Annotated[LabelSmoothing, Tag("label_smoothing")]
+    | Annotated[Focal, Tag("focal")]
+    | Annotated[OwnLoss, Tag("own")],
+    Discriminator(kind_of),
+    BeforeValidator(section_of(TRAINING_LOSSES, "data")),
+]
+"""``loss`` of a job."""
+
+
+def training_loss(config: TrainingLoss | Literal["data"], name: LossName) -> TermLoss:
+    """The loss that a job trains with, and that its evaluations report.
+
+    Args:
+        config: of the job.
+        name: the loss of its data.
+    """
+    return LOSSES[name] if isinstance(config, str) else TermLoss(name, config.terms)

@@ -1,0 +1,39 @@
+"""Keys of a job that take a name alone, a section of ``kind`` and keys, or a dotted path.
+
+``adamw`` stands for ``{kind: adamw}``, and ``mine.Lion`` for ``{kind: own, of: mine.Lion}``.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+OWN = "own"
+
+
+def section_of(kinds: Collection[str], plain: str) -> Callable[[Any], Any]:
+    """A function that makes a section of what a job has.
+
+    Args:
+        kinds: of sections; ``own`` among them is a class or function of the user's.
+        plain: the default, a name that has no section.
+
+    Raises:
+        ValueError: by the function, for anything else; it names the kinds.
+    """
+
+    def section(given: Any) -> Any:
+        if isinstance(given, str) and given != plain:
+            given = {"kind": OWN, "of": given} if "." in given else {"kind": given}
+        if kind_of(given) not in {plain, *kinds}:
+            found = given.get("kind") if isinstance(given, dict) else given
+            known = ", ".join(kind for kind in kinds if kind != OWN)
+            raise ValueError(
+                f"found {found!r:.60}, expected one of {plain}, {known}, or a dotted path"
+            )
+        return given
+
+    return section
+
+
+def kind_of(given: Any) -> Any:
+    """The kind of a section, or the name alone."""
+    return given.get("kind") if isinstance(given, dict) else getattr(given, "kind", given)
