@@ -1,6 +1,7 @@
 """MOON and FedNTD on a network of two layers, against plain torch with one module a client."""
 
 from copy import deepcopy
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,8 +10,12 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, softmax
 
 import hpcfl
-from hpcfl.errors import JobError
-from tests.algorithms.play import softmax_problem
+from hpcfl.algorithms.base import Nothing
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.errors import ClientError, JobError
+from hpcfl.local.executor import block_executor
+from hpcfl.local.sequential import Sequential
+from tests.algorithms.play import parts, softmax_problem, tree
 
 PROBLEM = softmax_problem()
 LR, STEPS, ROUNDS = 0.2, 3, 3
@@ -113,3 +118,51 @@ def test_losses_of_logits_need_classes(tmp_path, name):
             data=data,
             out=tmp_path / "run",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside(FedAvg):
+    """Asks for the outputs of another point too late."""
+
+    def direction(self, point, local, grad, client):
+        return grad(point, lambda f: f.losses + grad.forward(local.x).losses), local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summed(FedAvg):
+    def direction(self, point, local, grad, client):
+        return grad(point, lambda f: f.losses.mean()), local
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Inside, "grad is called inside the function of a loss; call grad and grad.forward before"),
+        (Summed, "the terms of its loss have the shape (), expected (2,)"),
+    ],
+)
+def test_what_a_loss_may_not_do_is_one_line(tmp_path, method, said, executor):
+    job = {"algorithm": {"name": method}, "executor": executor}
+    with pytest.raises(JobError) as refused:
+        hpcfl.run("quickstart", job, out=tmp_path / "run")
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "block"])
+def test_calls_inside_a_loss_are_refused_in_rounds_too(tmp_path, executor):
+    """In sequence they would replace the parameters before the gradient is taken."""
+    job = tree(tmp_path, PROBLEM, {"name": f"{__name__}.Inside"}, executor=executor)
+    made = parts(tmp_path, {**job, "algorithm": {"name": "fedavg"}})
+    algorithm = Inside().with_facts(made.algorithm.facts)
+    sequential = Sequential(algorithm, made.gradient(), made.descent)
+    executors = {
+        "sequential": sequential,
+        "block": block_executor(sequential, made.clients, made.x0, shared=[], size=2),
+    }
+    tasks = [made.clients.task(client, 0) for client in (0, 1)]
+    message = algorithm.broadcast(algorithm.init_server(made.x0))
+    with pytest.raises(ClientError) as refused:
+        executors[executor].train(message, tasks, [Nothing()] * 2)
+    assert "inside the function of a loss" in str(refused.value.__cause__)
