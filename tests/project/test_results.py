@@ -307,6 +307,8 @@ def test_fedavgm_comes_late():
     assert "is ahead of 0.9 from round 100 to 160" in text
     larger = mean_of_tens(accuracies("shakespeare/fedavgm-server-lr-0.5"), 250)
     assert f"ends {larger - mean_of_tens(plain, 250):.1f} points above FedAvg" in text
+    half = mean_of_tens(accuracies("shakespeare/mimelitemom-lr0.5"), 250)
+    assert f"one seed) it ends {half - mean_of_tens(plain, 250):.1f} points above FedAvg" in text
     assert f"ends {below:.1f} points below" in text
 
 
