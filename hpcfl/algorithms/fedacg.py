@@ -7,7 +7,7 @@
     update  v <- lam v + mean(delta);  x <- x - eta_g v
 
 Kim, Kim, Han. Communication-Efficient Federated Learning with Accelerated Client Gradient.
-CVPR 2024, algorithm 1. arXiv:2201.03172
+CVPR 2024. arXiv:2201.03172
 
 Departures: the server's learning rate eta_g is ours (1 there).
 """

@@ -10,7 +10,7 @@
     update  x <- x - eta_g mean(delta);  vbar <- mean(v);  Delta <- mean(delta / (eta K_i))
 
 Liu, Shang, Liu, Tian, Liu, Liu, Zhu, Lin. FedAdamW: A Communication-Efficient Optimizer with
-Convergence and Generalization Guarantees for Federated Large Models. 2025. arXiv:2510.27486
+Convergence and Generalization Guarantees for Federated Large Models. AAAI 2026. arXiv:2510.27486
 
 Departures: the weight decay is subtracted (the paper prints a plus).  One mean for each tensor,
 where the paper divides those of an attention layer further.  Each K_i is the client's own.
@@ -45,7 +45,7 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdamW(Algorithm):
-    """FedAdamW (Liu et al., 2025)."""
+    """FedAdamW (Liu et al., 2026)."""
 
     refuses_optimizer: ClassVar[str] = "its local steps are AdamW's"
     not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})

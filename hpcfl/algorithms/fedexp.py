@@ -8,11 +8,12 @@
             x' <- x;  x <- x - eta_g D
             evaluated: x, or (x + x') / 2 for average 2
 
-Jhunjhunwala, Wang, Joshi. FedExP: Speeding Up Federated Averaging via Extrapolation. ICLR 2023,
-algorithm 1. arXiv:2301.09604
+Jhunjhunwala, Wang, Joshi. FedExP: Speeding Up Federated Averaging via Extrapolation. ICLR 2023.
+arXiv:2301.09604
 
 Departures: the means follow the job's weights.  eps is the same in every round and for every
-cohort; the authors' code multiplies it by the cohort's size and lets it fall with the rate.
+cohort; the authors' code multiplies it by the cohort's size and lets it fall with the rate.  That
+code evaluates as ``average: 2`` does, but x alone after the first round.
 """
 
 from dataclasses import dataclass

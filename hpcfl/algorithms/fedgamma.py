@@ -7,7 +7,7 @@
     update  x <- x - eta_g mean(x - y);  c <- c + |S|/N mean(dc)
 
 Dai, Yang, Sun, Shen, Tian, Wang, Zhang. FedGAMMA: Federated Learning with Global Sharpness-Aware
-Minimization. IEEE Transactions on Neural Networks and Learning Systems 2023, algorithm 1
+Minimization. IEEE Transactions on Neural Networks and Learning Systems 2023.
 
 Departures: SCAFFOLD's and FedSAM's; ``option`` 1 and ``first`` are SCAFFOLD's.
 """

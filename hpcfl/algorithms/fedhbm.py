@@ -11,8 +11,9 @@ C is the configured participation, K the local steps of the round.  At its first
 client has no z_i: with ``first: shared`` it uses the constant (beta C / K) (x_t - x_0), with
 ``first: random`` the same with a random initialisation of its own for x_0.
 
-Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum,
-algorithm 1 and equation 5; first participation: section 4.3, figure 4.  arXiv:2311.18578
+Zaccone, Masone, Ciccone. Communication-Efficient Heterogeneous Federated Learning with Generalized
+Heavy-Ball Momentum. 2023, algorithm 1 and equation 5; first participation: section 4.3, figure 4.
+arXiv:2311.18578
 
 Departures: ``nesterov`` (move along the momentum first; gradient and weight decay are taken there)
 is in the authors' configuration, not in the algorithm's listing.

@@ -8,7 +8,7 @@
     update  x <- x - eta_g mean(delta)
 
 Sun, Shen, Tao. Understanding How Consistency Works in Federated Learning via Stage-wise Relaxed
-Initialization. NeurIPS 2023, algorithm 1. arXiv:2306.05706
+Initialization. NeurIPS 2023. arXiv:2306.05706
 
 Departures: delta is taken from x, so that with eta_g = 1 the new model is the mean of the final
 local models; ``delta: start`` is the authors' code.  eta_g is ours (1 there).

@@ -9,7 +9,8 @@
     update  x <- x - eta_g mean(delta);  vbar <- mean(v);  Delta <- mean(delta / (eta K_i))
 
 Sun, Shen, Sun, Ding, Tao. Efficient Federated Learning via Local Adaptive Amended Optimizer with
-Linear Speedup. 2023. arXiv:2308.00522
+Linear Speedup. IEEE Transactions on Pattern Analysis and Machine Intelligence 2023.
+arXiv:2308.00522
 
 Departures: this is the form of another group's public code, without correction of the moments for
 their start.  Weight decay is added to the step, as everywhere here, and is not in m and v.  Each

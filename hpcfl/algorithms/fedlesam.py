@@ -9,7 +9,7 @@
     update  x <- x - eta_g mean(delta);  x' is the model before the last round
 
 Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang. Locally Estimated Global Perturbations are Better than
-Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024, algorithm 1.
+Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024.
 arXiv:2405.18890
 
 Departures: ``source: previous`` is the authors' code, which also divides by the sum of the tensors'

@@ -9,7 +9,7 @@
             x <- (x - eta_g mean(x - y_i)) - h / alpha
 
 Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang. Locally Estimated Global Perturbations are Better than
-Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024, algorithm 1.
+Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024.
 arXiv:2405.18890
 
 Departures: FedLESAM's and FedDyn's.

@@ -8,7 +8,7 @@
     update  x <- x - eta_g mean(x - y);  c <- c + |S|/N mean(dc)
 
 Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang. Locally Estimated Global Perturbations are Better than
-Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024, algorithm 1.
+Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024.
 arXiv:2405.18890
 
 Departures: FedLESAM's and SCAFFOLD's; ``option`` 1 and ``first`` are SCAFFOLD's.

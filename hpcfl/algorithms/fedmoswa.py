@@ -8,8 +8,8 @@
 
 The steps of a round are k = 0, ..., K - 1; eta_g is the paper's alpha.
 
-Liu and others. FedSWA: Improving Generalization in Federated Learning with Highly Heterogeneous
-Data via Momentum-Based Stochastic Controlled Weight Averaging. ICML 2025, algorithm 2.
+Liu, Liu, Shang, Liu, Liu, Feng. Improving Generalization in Federated Learning with Highly
+Heterogeneous Data via Momentum-Based Stochastic Controlled Weight Averaging. ICML 2025.
 arXiv:2507.20016
 
 Departures: drift is averaged plainly even where delta is weighted by examples.  With weight decay,

@@ -11,7 +11,7 @@
 a_i is what K_i equal gradients of a client are worth.
 
 Wang, Liu, Liang, Joshi, Poor. Tackling the Objective Inconsistency Problem in Heterogeneous
-Federated Optimization. NeurIPS 2020, equations 5 and 7. arXiv:2007.07481
+Federated Optimization. NeurIPS 2020. arXiv:2007.07481
 
 Departures: the steps of mu are counted with tau = mean(K_i), as in the authors' code.  Weight decay
 is part of x - y, and not of a_i.

@@ -10,7 +10,7 @@
             s <- rho w / norm(w),  w = mean(w_i)
 
 Sun, Shen, Chen, Ding, Tao. Dynamic Regularized Sharpness Aware Minimization in Federated Learning:
-Approaching Global Consistency and Smooth Landscape. ICML 2023, algorithm 1. arXiv:2305.11584
+Approaching Global Consistency and Smooth Landscape. ICML 2023. arXiv:2305.11584
 
 Departures: FedDyn's; alpha is the paper's 1 / beta.  w is a plain mean, whatever the job's weights
 are.  ``simplified`` is in the authors' code.  Where u or w is zero, e or s is zero.

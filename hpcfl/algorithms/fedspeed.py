@@ -12,7 +12,7 @@
 With ``normalised: false`` g2 = g(y + rho g1).
 
 Sun, Shen, Huang, Ding, Tao. FedSpeed: Larger Local Interval, Less Communication Round, and Higher
-Generalization Accuracy. ICLR 2023, algorithm 1. arXiv:2302.10429
+Generalization Accuracy. ICLR 2023. arXiv:2302.10429
 
 Departures: mu is the paper's 1 / lambda.  ``server: all``, as in the authors' code, takes the mean
 of all clients' l_i, as FedDyn does; the paper's server, which knows those of the cohort alone, is

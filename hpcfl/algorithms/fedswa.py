@@ -8,8 +8,8 @@
 
 The steps of a round are k = 0, ..., K - 1; eta_g is the paper's alpha.
 
-Liu and others. FedSWA: Improving Generalization in Federated Learning with Highly Heterogeneous
-Data via Momentum-Based Stochastic Controlled Weight Averaging. ICML 2025, algorithm 1.
+Liu, Liu, Shang, Liu, Liu, Feng. Improving Generalization in Federated Learning with Highly
+Heterogeneous Data via Momentum-Based Stochastic Controlled Weight Averaging. ICML 2025.
 arXiv:2507.20016
 
 Departures: none; the authors' code has other defaults (rho 0, alpha 1, twice the rate).

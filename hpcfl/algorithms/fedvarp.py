@@ -7,7 +7,7 @@
     update  x <- x - eta_g (mean(change) + u);  u <- u + |S|/N mean(change)
 
 Jhunjhunwala, Sharma, Nagarkatti, Joshi. FedVARP: Tackling the Variance Due to Partial Client
-Participation in Federated Learning. UAI 2022, algorithm 1. arXiv:2207.14130
+Participation in Federated Learning. UAI 2022. arXiv:2207.14130
 
 Departures: u_i is kept with the client, which sends the change of it; in the paper the server keeps
 every u_i.  Both means are plain, whatever the job's weights are.  The paper divides x - y by

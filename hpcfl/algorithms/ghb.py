@@ -6,8 +6,8 @@
     finish  delta = x - y
     update  x <- x - eta_g mean(delta)
 
-Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum,
-equation 4. arXiv:2311.18578
+Zaccone, Masone, Ciccone. Communication-Efficient Heterogeneous Federated Learning with Generalized
+Heavy-Ball Momentum. 2023, equation 4. arXiv:2311.18578
 
 Departures: ``nesterov`` (move along the momentum first; gradient and weight decay are taken there)
 is in the authors' configuration, not in the paper.  A round without clients leaves the past models

@@ -10,8 +10,8 @@ C is the configured participation, K the local steps of the round: a client come
 1 / C rounds on average, so a_i stands for the x_(t-tau) of GHB with tau = 1 / C, and need not be
 sent.
 
-Communication-efficient Heterogeneous Federated Learning with Generalized Heavy-Ball Momentum.
-arXiv:2311.18578
+Zaccone, Masone, Ciccone. Communication-Efficient Heterogeneous Federated Learning with Generalized
+Heavy-Ball Momentum. 2023. arXiv:2311.18578
 
 Departures: ``nesterov`` (move along the momentum first; gradient and weight decay are taken there)
 is in the authors' configuration, not in the paper.

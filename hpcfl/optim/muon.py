@@ -9,8 +9,11 @@
     NS5: X = Q / (norm(Q) + 1e-7), transposed if rows > columns; five times
          A = X X',  X <- 3.4445 X + (-4.7750 A + 2.0315 A A) X
 
-Jordan and others. Muon: An optimizer for hidden layers in neural networks. 2024, its code; in the
-job's precision (the code: bfloat16), and for every matrix, the first and last layers too.
+Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein. Muon: An optimizer for hidden layers in neural
+networks. 2024. https://kellerjordan.github.io/posts/muon/
+
+The form is that of the authors' code, but in the job's precision (theirs: bfloat16) and for every
+matrix, the first and last layers too.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,7 @@
 
 import re
 from importlib.resources import files
+from sys import modules
 
 import pytest
 
@@ -39,6 +40,22 @@ def test_an_entry_is_well_formed(entry):
     assert re.search(r"^  author = \{.*, .*\},$", entry, re.MULTILINE)
     assert f"  year = {{{key[2]}}},\n" in entry
     assert re.search(r"^  title = \{.+\},$", entry, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_says_what_its_entry_says(name):
+    """The docstring of its file has the surnames, the title and the arXiv number of an entry."""
+    said = " ".join((modules[ALGORITHMS[name].__module__].__doc__ or "").split()).lower()
+    assert any(
+        all(part in said for part in _source(entry)) for entry in references()[f"algorithm {name}"]
+    )
+
+
+def _source(entry):
+    fields = dict(re.findall(r"^  (\w+) = \{(.*)\},$", entry, re.MULTILINE))
+    plain = {key: re.sub(r"\\[a-z'\"]|[{}]", "", value).lower() for key, value in fields.items()}
+    surnames = ", ".join(author.split(",")[0] for author in plain["author"].split(" and "))
+    return [f"{surnames}. {plain['title']}.", plain.get("eprint", "")]
 
 
 def test_a_job_a_sweep_and_runs(job, tmp_path, hpcfl):
