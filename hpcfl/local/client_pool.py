@@ -1,7 +1,7 @@
 """The simulated clients: the examples of each, and its task in a round."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from math import inf
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from hpcfl.data.partition import ExampleRows
 from hpcfl.local.block_batches import BatchMaker, BlockBatches
 from hpcfl.local.examples import InMemory, example_source
 from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
-from hpcfl.local.step import BatchIndices, ClientTask, Local
+from hpcfl.local.step import BatchIndices, ClientTask, Local, number
 from hpcfl.models.losses import terms
 from hpcfl.seeds import key, stream
 from hpcfl.types import Batch, IntArray
@@ -137,11 +137,11 @@ class ClientPool:
             client_id=client,
             round=round,
             client=Client(
-                round=_number(round),
-                step=_number(0),
-                steps=_number(steps),
-                lr=_number(self._local_lr(round)),
-                examples=_number(count),
+                round=number(round),
+                step=number(0),
+                steps=number(steps),
+                lr=number(self._local_lr(round)),
+                examples=number(count),
                 full_grad=self._no_gradient,
                 cohort_grad=self._no_gradient,
                 label_counts=self._label_counts(client),
@@ -326,12 +326,3 @@ class _Timed(Iterator[Item]):
         if not self._left:
             self._items = iter(())
         return item
-
-
-@lru_cache(4096)
-def _number(value: float) -> Tensor:
-    """A 0-d tensor; hooks change nothing in place, so that one serves all clients.
-
-    Never of integers: a Python float to the power of such a tensor is float32.
-    """
-    return torch.tensor(value, dtype=torch.float64)

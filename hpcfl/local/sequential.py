@@ -7,7 +7,14 @@ import torch
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.local.error_context import client_errors
-from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient, local_step
+from hpcfl.local.step import (
+    BatchGradient,
+    ClientResult,
+    ClientTask,
+    Gradient,
+    local_step,
+    number,
+)
 from hpcfl.optim import Descent, Sgd
 from hpcfl.types import Vector
 
@@ -79,17 +86,20 @@ class Sequential:
                     loss += gradient.descend(y, batch, seed, lr, self.descent.decay)
                     continue
                 grad = BatchGradient(gradient, batch, seed)
-                now = client._replace(step=torch.tensor(k, dtype=torch.float64))
-                start, along, scale, local, optimizer = local_step(
-                    algorithm, self.descent, y, local, optimizer, grad, now
-                )
+                now = client._replace(step=number(k))
+                step = local_step(algorithm, self.descent, y, local, optimizer, grad, now)
                 if grad.loss is not None:
                     loss += grad.loss
-                # A new tensor: a hook may have kept the point, which is y, in ``local``.
-                if isinstance(scale, torch.Tensor):
-                    y = start - scale * client.lr * along
+                # In place, which keeps the parameters views of y; unless a hook or the optimiser
+                # returned something new, in which it may have kept the point, and so y itself.
+                kept = step.local is not local or step.state is not optimizer
+                local, optimizer = step.local, step.state
+                if isinstance(step.scale, torch.Tensor):
+                    y = step.start - step.scale * client.lr * step.along
+                elif kept:
+                    y = torch.add(step.start, step.along, alpha=-step.scale * lr)
                 else:
-                    y = torch.add(start, along, alpha=-scale * lr)
+                    torch.add(step.start, step.along, alpha=-step.scale * lr, out=y)
         with client_errors(task, "finish"):
             upload, after = algorithm.finish(y, local, message, state, client)
         return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))

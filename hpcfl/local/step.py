@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -167,6 +167,15 @@ def local_step(
     d, local = hooks.direction(point, local, grad, client)
     along, state = descent.step(d, point, state)
     return LocalStep(start, along, hooks.step_scale(y, local, client), local, state)
+
+
+@lru_cache(1 << 16)
+def number(value: float) -> Tensor:
+    """A 0-d tensor; hooks change nothing in place, so that one serves all clients.
+
+    Never of integers: a Python float to the power of such a tensor is float32.
+    """
+    return torch.tensor(value, dtype=torch.float64)
 
 
 class ClientTask(NamedTuple):

@@ -16,7 +16,7 @@ from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.step import Gradient, Local, _recurrent_layers_in_training
 from hpcfl.models.flat_vector import flatten, parameters
-from hpcfl.models.losses import tokens
+from hpcfl.models.losses import LOSSES, tokens
 from hpcfl.models.word_lstm import WordLstm
 from hpcfl.types import PAD, Examples
 
@@ -59,9 +59,9 @@ def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
     expected = flatten(torch.autograd.grad(loss, list(model.parameters())))
     task = population(batch).task(0, 0)
     x = parameters(model)
-    (full,) = Gradient(model, tokens).full((x,), task.full_batches)
+    (full,) = Gradient(model, LOSSES["tokens"]).full((x,), task.full_batches)
     torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-14)
-    found = Meter(Gradient(model, tokens), "tokens", WORDS.classes).whole(
+    found = Meter(Gradient(model, LOSSES["tokens"]), "tokens", WORDS.classes).whole(
         x, population(batch).training(0)
     )
     assert found["examples"] == 2 + 4 + 1 + 4
@@ -69,7 +69,7 @@ def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
 
 
 def test_a_client_without_a_word_to_score_has_no_accuracy(model):
-    meter, x = Meter(Gradient(model, tokens), "tokens", WORDS.classes), parameters(model)
+    meter, x = Meter(Gradient(model, LOSSES["tokens"]), "tokens", WORDS.classes), parameters(model)
     people = population(4)
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
     found = clients.global_scores(meter, x, Solo(), objective=False, accuracy=True)
@@ -88,7 +88,7 @@ def test_a_client_whose_labels_are_all_padding(model):
     rows = ROWS.clone()
     rows[4:] = PAD
     people, x = population(4, rows), parameters(model)
-    gradient = Gradient(model, tokens)
+    gradient = Gradient(model, LOSSES["tokens"])
     (full,) = gradient.full((x,), people.task(1, 0).full_batches)
     assert torch.equal(full, torch.zeros_like(x))
     meter = Meter(gradient, "tokens", WORDS.classes)
@@ -103,7 +103,7 @@ def test_a_client_whose_labels_are_all_padding(model):
     ("rows", "scored"), [(ROWS, {"test_loss", "test_accuracy"}), (0 * ROWS, set())]
 )
 def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
-    people, gradient = population(4), Gradient(model, tokens)
+    people, gradient = population(4), Gradient(model, LOSSES["tokens"])
     examples = Examples(rows[:, :-1], rows[:, 1:])
     tests = EvaluationSet(
         examples, None, to_indices, batch_size=4, dtype=torch.float64, device=torch.device("cpu")
