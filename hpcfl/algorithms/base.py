@@ -265,6 +265,15 @@ class Algorithm(Section, ABC):
         """The client's upload and its new state, after the local steps that end at ``y``."""
         return Upload(message.x - y), state
 
+    def up_bytes(self, upload: Any) -> int:
+        """The bytes of an upload that a client would send, for logs and plans.
+
+        By default those of all its tensors but ``not_transmitted``; it may follow from the
+        hyperparameters and from the tensors' shapes and dtypes, never from their values.
+        """
+        fields = zip(upload._fields, upload, strict=True)
+        return sum(field.nbytes for name, field in fields if name not in self.not_transmitted)
+
     @abstractmethod
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         """The server after the round; ``mean`` is the (weighted) mean of the uploads."""

@@ -252,12 +252,8 @@ def traffic(algorithm: Algorithm, schema: RoundSchema) -> Traffic:
     means = schema.points if scope in KNOWN_TO_SERVER else 0
     # The message has the first of the points.
     more = max(0, schema.points - 1) + (scope == "cohort")
-    sent = [
-        leaf
-        for name, leaf in zip(schema.upload._fields, schema.upload, strict=True)
-        if name not in algorithm.not_transmitted
-    ]
-    return Traffic(down=nbytes(schema.message) + vector * more, up=nbytes(sent) + vector * means)
+    up = algorithm.up_bytes(schema.upload)
+    return Traffic(down=nbytes(schema.message) + vector * more, up=up + vector * means)
 
 
 def nbytes(tree: Any) -> int:

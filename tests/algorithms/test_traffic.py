@@ -64,3 +64,21 @@ def test_what_is_logged_was_counted(tmp_path):
     log = play(tmp_path, job).log
     assert [record["down_bytes"] for record in log] == [6 * 8 * P * k for k in (1, 2, 3, 4)]
     assert [record["up_bytes"] for record in log] == [6 * 8 * P] * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(FedAvg):
+    """Sends half of its upload, by what it says."""
+
+    def up_bytes(self, upload):
+        return super().up_bytes(upload) // 2
+
+
+def test_a_method_says_what_its_uploads_take(tmp_path):
+    """In the plan and in the log; on an empty round nothing."""
+    job = tree(tmp_path, PROBLEM, {"name": f"{__name__}.Halves"}, rounds=4)
+    job |= {"cohort": {"kind": "replay", "rounds": COHORTS}}
+    made = parts(tmp_path, job)
+    assert traffic(made.algorithm, made.schema) == (8 * P, 4 * P)
+    log = play(tmp_path, job).log
+    assert [record["up_bytes"] for record in log] == [4 * P * len(cohort) for cohort in COHORTS]
