@@ -79,6 +79,10 @@ class RoundSchema(NamedTuple):
         """The tensors that are summed over the cohort: upload and training loss."""
         return self.with_loss(self.upload, torch.empty((), device="meta"))
 
+    def zero_mean(self, x: Vector) -> Any:
+        """The mean upload of no clients, of the dtype and on the device of ``x``."""
+        return type(self.upload)(*(x.new_zeros(leaf.shape) for leaf in self.upload))
+
     def require_form_of(self, algorithm: Algorithm, task: ClientTask, result: ClientResult) -> None:
         """Check that a client's upload and state have the shapes and dtypes of the dry round.
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.local.draws import drawn
 from hpcfl.local.error_context import client_errors
 from hpcfl.local.step import BatchGradient, ClientResult, ClientTask, Gradient, local_step
 from hpcfl.optim import Descent, Sgd
@@ -91,5 +92,7 @@ class Sequential:
                 else:
                     y = torch.add(start, along, alpha=-scale * lr)
         with client_errors(task, "finish"):
+            draws = drawn(algorithm.client_draws, y, task.seed, task.round, task.client_id)
+            client = client._replace(draws=draws)
             upload, after = algorithm.finish(y, local, message, state, client)
         return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))
