@@ -56,7 +56,12 @@ def algorithm(name):
         if key != "name"
     }
     made = ALGORITHMS[ALL[name]["name"]](**fields)
-    own = facts(*((1.0, 1) if name == "centralized" else (0.5, 6)), size=P, weight_decay=0.01)
+    own = facts(
+        *((1.0, 1) if name == "centralized" else (0.5, 6)),
+        size=P,
+        weight_decay=0.01,
+        weights="uniform",
+    )
     return made.resolve(own).with_facts(own)
 
 
