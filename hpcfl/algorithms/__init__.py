@@ -6,6 +6,8 @@ from types import MappingProxyType
 from hpcfl.algorithms.adabest import AdaBest
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.centralized import Centralized
+from hpcfl.algorithms.dpfedavg import DPFedAvg
+from hpcfl.algorithms.ef21 import EF21
 from hpcfl.algorithms.fedacg import FedACG
 from hpcfl.algorithms.fedadagrad import FedAdagrad
 from hpcfl.algorithms.fedadam import FedAdam
@@ -47,13 +49,18 @@ from hpcfl.algorithms.mimemom import MimeMom
 from hpcfl.algorithms.mimemvr import MimeMVR
 from hpcfl.algorithms.mofedsam import MoFedSAM
 from hpcfl.algorithms.moon import Moon
+from hpcfl.algorithms.qsgd import QSGD
+from hpcfl.algorithms.randk import RandK
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.algorithms.server_only import ServerOnly
+from hpcfl.algorithms.topk import TopK
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {
         "adabest": AdaBest,
         "centralized": Centralized,
+        "dpfedavg": DPFedAvg,
+        "ef21": EF21,
         "fedacg": FedACG,
         "fedadagrad": FedAdagrad,
         "fedadam": FedAdam,
@@ -95,7 +102,10 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "mimemvr": MimeMVR,
         "mofedsam": MoFedSAM,
         "moon": Moon,
+        "qsgd": QSGD,
+        "randk": RandK,
         "scaffold": Scaffold,
         "server_only": ServerOnly,
+        "topk": TopK,
     }
 )

@@ -29,7 +29,8 @@ point, any number of times, also of a loss of its own (``Grad``); calls of one s
 augmentation and dropout mask.
 
 Rules.  Hooks are written for ONE client; they branch on hyperparameters, never on the value of a
-tensor; they change nothing in place, draw no random numbers, and make new tensors from old ones
+tensor; they change nothing in place, draw no random numbers (``finish`` and ``update`` are handed
+those that ``client_draws`` and ``server_draws`` name), and make new tensors from old ones
 (``zeros_like``, never ``torch.zeros``).  ``delta = x - y`` points where a gradient would.  Server,
 message, local, state and upload are NamedTuples of tensors, never None; in the first three a field
 may also be a tuple of tensors (past models).  Their shapes and bytes are found by a dry round: no
@@ -37,7 +38,7 @@ algorithm declares them.  States that keep ``message.x`` itself share one stored
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
@@ -80,6 +81,8 @@ class Grad(Protocol):
         ...
 
 
+Draws = Mapping[str, Literal["uniform", "normal"]]
+"""Names of random vectors [P]: independent entries, uniform on [0, 1) or standard normal."""
 RandomInit = Callable[[], Vector]  # makes a random initial model, of one client alone
 FullGradientScope = Literal["none", "client", "cohort", "server"]
 
@@ -110,6 +113,7 @@ class Client(NamedTuple):
     full_grad: Vector  # [P], of its mean loss over all examples at x; [0] unless full_gradient
     cohort_grad: Vector  # [P], plain mean of full_grad; [0] unless full_gradient is "cohort"
     label_counts: Vector  # [classes], its examples of each class; [0] unless needs_label_counts
+    draws: Mapping[str, Vector] = {}  # [P] each, those of client_draws; empty but in finish
 
 
 class Cohort(NamedTuple):
@@ -120,6 +124,7 @@ class Cohort(NamedTuple):
     population: int  # N
     lr: float  # eta, local learning rate of this round
     grads: tuple[Vector, ...]  # the clients' plain mean at each full_gradient_point; or none
+    draws: Mapping[str, Vector] = {}  # [P] each, those of server_draws; empty but in update
 
 
 class Server(NamedTuple):
@@ -159,6 +164,19 @@ class Algorithm(Section, ABC):
 
     needs_label_counts: ClassVar[bool] = False
     """Whether hooks use ``client.label_counts``."""
+    client_draws: ClassVar[Draws] = {}
+    """The random vectors of each client and round, in ``client.draws`` of ``finish`` alone.
+
+    They follow from the job's seed, the name, the round and the client, and from nothing else;
+    those of the server from the same but the client.
+    """
+    server_draws: ClassVar[Draws] = {}
+    """The random vectors of each round, in ``cohort.draws`` of ``update`` alone."""
+    updates_without_clients: ClassVar[bool] = False
+    """Whether a round without clients calls ``update`` too, with a mean of zeros.
+
+    Otherwise such a round leaves the server as it is.
+    """
     facts: ClassVar[Facts]
     """The facts that ``resolve`` was given, for every hook that runs after it."""
 
@@ -264,6 +282,15 @@ class Algorithm(Section, ABC):
     ) -> tuple[Any, Any]:
         """The client's upload and its new state, after the local steps that end at ``y``."""
         return Upload(message.x - y), state
+
+    def up_bytes(self, upload: Any) -> int:
+        """The bytes of an upload that a client would send, for logs and plans.
+
+        By default those of all its tensors but ``not_transmitted``; it may follow from the
+        hyperparameters and from the tensors' shapes and dtypes, never from their values.
+        """
+        fields = zip(upload._fields, upload, strict=True)
+        return sum(field.nbytes for name, field in fields if name not in self.not_transmitted)
 
     @abstractmethod
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:

@@ -5,7 +5,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -100,7 +100,7 @@ class ReducedMean(NamedTuple):
     mean: Any
     """The mean upload, a NamedTuple as the clients' uploads are."""
     bytes: int
-    """The size of all clients' uploads together, without the uncounted fields."""
+    """What the clients would send, all together."""
     maxima: NDArray[np.float64]
     """The elementwise maximum over ranks of the ``local_values``."""
 
@@ -147,6 +147,11 @@ def find_peaks(
     return maxima[:fields].tolist(), maxima[fields + 1 :]
 
 
+def _nbytes(upload: Any) -> int:
+    """The bytes of all fields."""
+    return sum(field.nbytes for field in upload)
+
+
 class Reduction(ABC):
     """Averages the uploads of a round, spread over the ranks, into one mean on every rank.
 
@@ -156,7 +161,7 @@ class Reduction(ABC):
         unweighted: fields averaged with weight 1 over |S|.
         dtype: of the uploads and of the mean, float32 or float64.
         device: of the uploads and of the mean.
-        uncounted: fields that are averaged, but that a real client would not send.
+        nbytes: from an upload to the bytes that a real client would send, the same for all.
     """
 
     def __init__(
@@ -166,9 +171,9 @@ class Reduction(ABC):
         unweighted: frozenset[str],
         dtype: torch.dtype,
         device: torch.device,
-        uncounted: frozenset[str] = frozenset(),
+        nbytes: Callable[[Any], int] = _nbytes,
     ) -> None:
-        self._comm, self._dtype, self._uncounted = comm, dtype, uncounted
+        self._comm, self._dtype, self._nbytes = comm, dtype, nbytes
         self._layout = BufferLayout.of(template, unweighted)
         self._device = device
 
@@ -210,7 +215,7 @@ class Reduction(ABC):
         columns = layout.columns(uploads, self._device)
         factors = layout.factors(weights)
         # Every upload has one shape.  A rank without a client learns its size by the maximum.
-        size = max((self._bytes(upload) for upload in uploads), default=0)
+        size = max(map(self._nbytes, uploads), default=0)
         values = np.append(local_values, size)
         peaks, maxima = find_peaks(self._comm, layout, columns, factors, clients, values, round)
         divisors = layout.totals(total, cohort)
@@ -224,11 +229,6 @@ class Reduction(ABC):
         means = map(self.restore, fields)
         shaped = (mean.view(shape) for mean, shape in zip(means, layout.shapes, strict=True))
         return ReducedMean(layout.type(*shaped), cohort * int(maxima[-1]), maxima[:-1])
-
-    def _bytes(self, upload: Any) -> int:
-        """The bytes that a real client would send."""
-        fields = zip(self._layout.names, upload, strict=True)
-        return sum(field.nbytes for name, field in fields if name not in self._uncounted)
 
     @abstractmethod
     def summed(self, dtype: torch.dtype) -> torch.dtype:

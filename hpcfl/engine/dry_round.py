@@ -79,6 +79,10 @@ class RoundSchema(NamedTuple):
         """The tensors that are summed over the cohort: upload and training loss."""
         return self.with_loss(self.upload, torch.empty((), device="meta"))
 
+    def zero_mean(self, x: Vector) -> Any:
+        """The mean upload of no clients, of the dtype and on the device of ``x``."""
+        return type(self.upload)(*(x.new_zeros(leaf.shape) for leaf in self.upload))
+
     def require_form_of(self, algorithm: Algorithm, task: ClientTask, result: ClientResult) -> None:
         """Check that a client's upload and state have the shapes and dtypes of the dry round.
 
@@ -252,12 +256,8 @@ def traffic(algorithm: Algorithm, schema: RoundSchema) -> Traffic:
     means = schema.points if scope in KNOWN_TO_SERVER else 0
     # The message has the first of the points.
     more = max(0, schema.points - 1) + (scope == "cohort")
-    sent = [
-        leaf
-        for name, leaf in zip(schema.upload._fields, schema.upload, strict=True)
-        if name not in algorithm.not_transmitted
-    ]
-    return Traffic(down=nbytes(schema.message) + vector * more, up=nbytes(sent) + vector * means)
+    up = algorithm.up_bytes(schema.upload)
+    return Traffic(down=nbytes(schema.message) + vector * more, up=up + vector * means)
 
 
 def nbytes(tree: Any) -> int:

@@ -24,6 +24,7 @@ from hpcfl.algorithms.base import (
     LossTerms,
 )
 from hpcfl.errors import BrokenRuleError, defined
+from hpcfl.local.draws import drawn
 from hpcfl.local.step import check_terms, local_step
 from hpcfl.optim import Descent
 from hpcfl.store.schema import STORED
@@ -342,6 +343,7 @@ def call_client_hooks(
     y = checked.first_point(message, state, client).clone()
     step = local_step(checked, descent, y, local, descent.init(y), grad, client)
     y = step.start - step.scale * client.lr * step.along
+    client = client._replace(draws=drawn(algorithm.client_draws, y, 0, 0, 0))
     upload, kept = checked.finish(y, step.local, message, state, client)
     return ClientHookResults(upload, kept, y)
 
@@ -353,6 +355,7 @@ def call_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohor
     def mean(*leaves: Tensor) -> Tensor:
         return torch.stack([leaf.to(dtype) for leaf in leaves]).mean(0)
 
+    cohort = cohort._replace(draws=drawn(algorithm.server_draws, server.x, 0, 0))
     after = call(algorithm, "update", server, tree_map(mean, *uploads), cohort)
     require_form(algorithm, "update", "a server", after, "init_server", server)
     return after

@@ -14,6 +14,7 @@ from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
 from hpcfl.errors import DivergedError
+from hpcfl.local.draws import drawn
 from hpcfl.local.error_context import round_errors
 from hpcfl.signals import stopped
 from hpcfl.types import Record
@@ -75,10 +76,13 @@ def run_round(
     size = len(members)
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
     record |= training.clients.work_of(members)
+    cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     if not size:
         timer.mark("sample")
         maxima = run.comm.allreduce_max(local_values())
         timer.record_wait(RoundRequests.metrics(maxima))
+        if algorithm.updates_without_clients:
+            server = _updated(run, server, run.schema.zero_mean(server.x), cohort)
         return server, record, RoundRequests.of(maxima)
     mine = schedule.my_clients(t)
     passes = 1 + (algorithm.full_gradient != "none")
@@ -86,7 +90,6 @@ def run_round(
     training.clients.prefetch([*mine * passes, *schedule.my_clients(t + 1)])
     weights = [float(training.weights[i]) for i in mine]
     tasks = training.clients.tasks(mine, t)
-    cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     timer.mark("sample")
     cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, local_values)
     prepared = algorithm.prepare(server, cohort)
@@ -115,11 +118,23 @@ def run_round(
     timer.mark("write")
     upload, loss = run.schema.split_loss(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
-    after = algorithm.update(prepared, upload, cohort)
-    require_form(algorithm, "update", "a server", after, "before", server)
-    _require_finite(after, t + 1)
+    after = _updated(run, prepared, upload, cohort)
     record |= run.observer.observe(cohort, message.x, after.x, tasks, results)
     return after, record, RoundRequests.of(maxima)
+
+
+def _updated(run: Run, server: Any, mean: Any, cohort: Cohort) -> Any:
+    """The server after a round with this mean upload; the same on every rank.
+
+    Raises:
+        DivergedError: it is not finite.
+    """
+    algorithm, seed, t = run.algorithm, run.training.clients.seed, cohort.round
+    cohort = cohort._replace(draws=drawn(algorithm.server_draws, server.x, seed, t))
+    after = algorithm.update(server, mean, cohort)
+    require_form(algorithm, "update", "a server", after, "before", server)
+    _require_finite(after, t + 1)
+    return after
 
 
 def _require_finite(server: Any, round: int) -> None:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from hpcfl.algorithms.base import Client, Forward, LossTerms
 from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.block_gradients import Batches, BlockGradients
+from hpcfl.local.draws import drawn
 from hpcfl.local.layers import VmapReductions, stacked
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
@@ -120,6 +121,9 @@ class Block:
             found: tuple[Any, Any] = self._algorithm.finish(y, local, message, state, client)
             return found
 
+        wanted = self._algorithm.client_draws
+        draws = [drawn(wanted, message.x, t.seed, t.round, t.client_id) for t in tasks]
+        clients = clients._replace(draws=self._stack(draws))
         with self._reductions():
             uploads, after = vmap(finish)(*carry[:2], before, clients)
         losses = total / clients.steps
@@ -143,7 +147,7 @@ class Block:
     def _stack(self, trees: Sequence[Any]) -> Any:
         """[K, ...] of every leaf; slots without a client repeat the first client's values."""
         filled = [*trees, *[trees[0]] * (self._size - len(trees))]
-        return type(trees[0])(*(torch.stack(leaves) for leaves in zip(*filled, strict=True)))
+        return tree_map(lambda *leaves: torch.stack(leaves), *filled)
 
     def _step_without_graph(
         self, carry: Carry, clients: Client, step: Step

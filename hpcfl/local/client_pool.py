@@ -72,7 +72,7 @@ class ClientPool:
         self._transform, self._personal = dataset.transform, dataset.personal
         augments(self._transform)  # refuse a wrong transform now, not in the first round
         self._local, self._local_lr = local, local_lr
-        self._seed, self._dtype, self._device = seed, dtype, device
+        self.seed, self._dtype, self._device = seed, dtype, device
         self._full_batch, self._classes = full_batch, count_labels
         self._labels = dataset.train.labels
         self._prefetcher = BatchPrefetcher(self._source, dataset.train.inputs, dtype, device)
@@ -136,6 +136,7 @@ class ClientPool:
         return ClientTask(
             client_id=client,
             round=round,
+            seed=self.seed,
             client=Client(
                 round=number(round),
                 step=number(0),
@@ -149,7 +150,7 @@ class ClientPool:
             batches=self._timed(batches, steps),
             full_batches=self._full_batches(client),
             # key() fits an int64; one bit less, so that adding the step number cannot overflow.
-            dropout_seed=key(self._seed, "dropout", round, client) >> 1,
+            dropout_seed=key(self.seed, "dropout", round, client) >> 1,
             batch_indices=self._batch_indices(client, round, count, steps),
         )
 
@@ -231,14 +232,14 @@ class ClientPool:
     ) -> Iterator[BatchIndices]:
         """The indices of ``steps`` local steps of a client of ``count`` examples."""
         cut: Any = {"batch_size": self._batch_size, "drop_last": self._local.drop_last}
-        shuffle = partial(stream, self._seed, "shuffle", round, client)
+        shuffle = partial(stream, self.seed, "shuffle", round, client)
         batches = order(count, steps=steps, generator=shuffle, **cut)
         if not augments(self._transform_of(client)):
             yield from (BatchIndices(positions, None) for positions in batches)
             return
         # All draws of the round at once: generators are slow for a few numbers at a time.
         total = examples_in_batches(count, steps=steps, **cut)
-        draws = stream(self._seed, "augment", round, client).integers(DRAWS, size=total)
+        draws = stream(self.seed, "augment", round, client).integers(DRAWS, size=total)
         end = 0
         for positions in batches:
             begin, end = end, end + len(positions)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.local.draws import drawn
 from hpcfl.local.error_context import client_errors
 from hpcfl.local.step import (
     BatchGradient,
@@ -101,5 +102,7 @@ class Sequential:
                 else:
                     torch.add(step.start, step.along, alpha=-step.scale * lr, out=y)
         with client_errors(task, "finish"):
+            draws = drawn(algorithm.client_draws, y, task.seed, task.round, task.client_id)
+            client = client._replace(draws=draws)
             upload, after = algorithm.finish(y, local, message, state, client)
         return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))

@@ -183,6 +183,7 @@ class ClientTask(NamedTuple):
 
     client_id: int
     round: int
+    seed: int  # of the job
     client: Client
     batches: Iterator[Batch]
     """The batch of each local step."""

@@ -4,7 +4,7 @@ A method of ``hpcfl.algorithms.ALGORITHMS`` needs at least one entry.  The tests
 traffic, executors, ranks, resumes and precisions follow from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ class Entry(NamedTuple):
     vectors: tuple[Fraction | int, Fraction | int] = (1, 1)
     """Sent down and up per client and round, in vectors of the model's size."""
     identity: Identity | None = None
+    up: Callable[[int], int] | None = None
+    """From the bytes of a number to those sent up, where they are no vectors of numbers."""
 
 
 ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
@@ -161,6 +163,24 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     "fedlesam_s": Entry({"name": "fedlesam_s"}, (2, 2)),
     "fedlesam_s-1": Entry({"name": "fedlesam_s", "option": 1, "first": "gradient"}, (2, 2)),
     "fedlesam_d": Entry({"name": "fedlesam_d", "alpha": 0.5}),
+    "topk": Entry(
+        {"name": "topk", "ratio": 0.3},
+        identity=Identity({"ratio": 1.0}),
+        up=lambda number: 5 * (number + 4),
+    ),
+    "ef21": Entry({"name": "ef21", "ratio": 0.3}, up=lambda number: 5 * (number + 4)),
+    "randk": Entry(
+        {"name": "randk", "ratio": 0.5},
+        identity=Identity({"ratio": 1.0}),
+        up=lambda number: 8 * number,
+    ),
+    "qsgd": Entry(
+        {"name": "qsgd"},
+        identity=Identity({"levels": 2**40}, tolerance=1e-9),
+        up=lambda number: number + 8,  # 15 signs and levels of 3 bits each
+    ),
+    "dpfedavg": Entry({"name": "dpfedavg", "clip": 0.5, "noise": 0.3, "server_lr": 0.7}),
+    "dpfedavg-plain": Entry({"name": "dpfedavg", "clip": 0.5, "noise": 0.0}),
     "server_only": Entry({"name": "server_only"}),
     "server_only-momentum": Entry({"name": "server_only", "optimizer": "momentum", "beta": 0.5}),
     "server_only-adam": Entry({"name": "server_only", "optimizer": "adam", "server_lr": 0.3}),

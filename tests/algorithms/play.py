@@ -60,9 +60,12 @@ def tree(
 ) -> dict[str, Any]:
     """A job of full participation in float64; ``changes`` replace its keys.
 
-    Centralised training gets the problem pooled in one client.
+    Centralised training gets the problem pooled in one client, and DP-FedAvg the uniform weights
+    that it demands.
     """
     pooled = algorithm["name"] == "centralized"
+    if algorithm["name"] == "dpfedavg":
+        changes["weights"] = "uniform"
     return {
         "data": problem.write(folder) | ({"partition": {"kind": "pooled"}} if pooled else {}),
         "model": {"name": "linear"},

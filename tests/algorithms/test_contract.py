@@ -18,6 +18,7 @@ from hpcfl.algorithms.base import Client, Cohort
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.hook_rules import TrialGrad, made_up_counts
 from hpcfl.job.schema import REGISTRIES
+from hpcfl.local.draws import drawn
 from tests.algorithms.facts import facts
 from tests.algorithms.methods import ALL, SAMPLE
 from tests.algorithms.play import parts, play, softmax_problem, states, tree
@@ -55,7 +56,12 @@ def algorithm(name):
         if key != "name"
     }
     made = ALGORITHMS[ALL[name]["name"]](**fields)
-    own = facts(*((1.0, 1) if name == "centralized" else (0.5, 6)), size=P, weight_decay=0.01)
+    own = facts(
+        *((1.0, 1) if name == "centralized" else (0.5, 6)),
+        size=P,
+        weight_decay=0.01,
+        weights="uniform",
+    )
     return made.resolve(own).with_facts(own)
 
 
@@ -138,10 +144,17 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 scale = algorithm.step_scale(y, local, client)
                 y = start - scale * 0.1 * (d + 0.01 * point)
             client = client._replace(step=torch.zeros((), dtype=torch.float64))
-            upload, states[i] = algorithm.finish(y, local, message, state, client)
+            upload, states[i] = algorithm.finish(
+                y,
+                local,
+                message,
+                state,
+                client._replace(draws=drawn(algorithm.client_draws, y, 0, t, i)),
+            )
             uploads.append(upload)
         mean = tree_map(lambda a, b: (a + b) / 2, *uploads)
         yield server, message, states[1], upload
+        cohort = cohort._replace(draws=drawn(algorithm.server_draws, x0, 0, t))
         server = algorithm.update(server, mean, cohort)
 
 

@@ -142,6 +142,18 @@ def saga(s: Setting, server_lr: float) -> Array:
     return s.play(after)
 
 
+def newest(s: Setting, server_lr: float) -> Array:
+    """Along the mean over all clients of each one's newest x - y."""
+    table = np.zeros((CLIENTS, len(s.x0)))
+
+    def after(t, cohort, x):
+        for i in cohort:
+            table[i] = x - s.descend(i, t, x)
+        return x - server_lr * table.mean(axis=0)
+
+    return s.play(after)
+
+
 # ------------------------------------------------------------------ equal
 
 
@@ -198,6 +210,8 @@ EQUAL = [
     equal(a("fedexp"), FEDAVG, cohort="alone", server_lr=1.0),
     equal(a("fedexp", eps=1e30), FEDAVG, server_lr=1.0),
     equal(a("fedvarp"), FEDAVG, cohort="full", weights="uniform"),
+    equal(a("ef21", ratio=1.0), FEDAVG, cohort="full", weights="uniform"),
+    equal(a("dpfedavg", clip=1e9, noise=0.0), FEDAVG, cohort="cyclic", weights="uniform"),
     identical(a("mimelite", beta=0.0), FEDAVG),
     identical(a("mimelite", beta=0.0, form="ema"), FEDAVG),
     *(identical(a("fedhbm", nesterov=n), FEDAVG, rounds=2, cohort="cyclic") for n in NESTEROV),
@@ -286,6 +300,7 @@ EQUAL = [
     equal(a("scaffold", option=2), saga, steps="one", weights="uniform"),
     equal(a("fedvarp"), saga, steps="one", lr_decay=1.0),
     equal(a("fednova"), FEDAVG, steps="one"),
+    equal(a("ef21", ratio=1.0), newest),
     equal(a("mimemvr", beta=B), mvr(B, B), steps="one", batches="full", weights="uniform"),
     equal(
         a("mimemvr", beta=B),
@@ -395,6 +410,9 @@ DIFFERENT = [
             a("fedlesam", rho=0.1),
             a("fedinit", beta=0.1),
             a("fedswa", rho=0.9),
+            a("ef21", ratio=0.9),
+            a("dpfedavg", clip=0.3, noise=0.0),
+            a("dpfedavg", clip=1e9, noise=1e-10),
         )
     ),
     # 2, with the norm of the other side, or another weight

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.base import Client, Message
 from hpcfl.algorithms.fedswa import FedSWA
+from hpcfl.algorithms.qsgd import QSGD
+from hpcfl.algorithms.randk import RandK
+from hpcfl.algorithms.topk import TopK
 from hpcfl.job.schema import load
+from hpcfl.local.draws import drawn
 from tests.algorithms.play import Problem, softmax_problem, tree
 from tests.algorithms.settings import (
     CLIENTS,
@@ -41,6 +45,7 @@ ROOT = Path(__file__).parents[2]
         (a("fedsmoo", rho=0.1, alpha=0.5), "h", "l"),
         (a("fedspeed", rho=0.1, mu=0.5), "h", "l"),
         (a("fedvarp"), "u", "u"),
+        (a("ef21", ratio=0.3), "g", "g"),
     ],
     ids=str,
 )
@@ -65,6 +70,55 @@ def test_fedexp_never_steps_less_than_fedavg(folder):
         rates = [float(server.rate) for server in found.servers]
         assert min(rates) >= 1
         assert max(rates) > 1 or at["cohort"] != "full", at
+
+
+def test_dpfedavg_moves_no_further_than_its_clip(folder):
+    """Where cohorts are of one size."""
+    for at in within({"cohort": "cyclic"}):
+        path = trace(job(folder, a("dpfedavg", clip=0.2, noise=0.0), at)).xs
+        steps = np.linalg.norm(np.diff(path, axis=0), axis=1)
+        assert steps.max() <= at["server_lr"] * 0.2 * (1 + 1e-12)
+        assert steps.max() > at["server_lr"] * 0.05
+
+
+def uploads(method, v, seeds=range(1)):
+    """[seeds, P]: what a client that moved by -v sends."""
+    zero = torch.zeros_like(v)
+    client = Client(*[zero[:0]] * 8)
+    return torch.stack(
+        [
+            method.finish(
+                -v,
+                None,
+                Message(zero),
+                None,
+                client._replace(draws=drawn(method.client_draws, v, seed, 0, 0)),
+            )[0].delta
+            for seed in seeds
+        ]
+    )
+
+
+V = torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+def test_topk_leaves_less_than_its_share(ratio):
+    k = 40 * ratio
+    left = (uploads(TopK(ratio=ratio), V)[0] - V).norm() ** 2
+    assert 0 < left <= (1 - k / 40) * V.norm() ** 2
+
+
+@pytest.mark.parametrize("method", [QSGD(levels=1), QSGD(levels=4), RandK(ratio=0.25)], ids=str)
+def test_random_compression_is_right_in_the_mean(method):
+    """And of QSGD the error is bounded: min(P / levels^2, sqrt(P) / levels) norm(v)^2."""
+    sent = uploads(method, V, range(4000))
+    spread = sent.std(0) / 4000**0.5
+    assert ((sent.mean(0) - V).abs() <= 5 * spread + 1e-12).all()
+    if isinstance(method, QSGD):
+        error = ((sent - V) ** 2).sum(1).mean()
+        bound = min(40 / method.levels**2, 40**0.5 / method.levels)
+        assert 0 < error <= bound * V.norm() ** 2
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
@@ -313,6 +367,15 @@ def test_fedvarp_rests_where_fedavg_does_at_full_participation(tmp_path, name):
     pairs = rest(tmp_path, a(name), "uniform", rounds=480, cohort={"kind": "cyclic", "size": 2})
     gap = np.linalg.norm(pairs - everyone)
     assert gap < 1e-10 if name == "fedvarp" else gap > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ef21", "topk"])
+def test_ef21_rests_where_fedavg_does(tmp_path, name):
+    """With one entry of three; what top-k leaves out is lost."""
+    everyone = rest(tmp_path, a("fedavg"), "uniform", rounds=240)
+    gap = np.linalg.norm(rest(tmp_path, a(name, ratio=0.3), "uniform", rounds=1000) - everyone)
+    assert gap < 1e-10 if name == "ef21" else gap > 1e-2
 
 
 @pytest.mark.parametrize(("weights", "optimum"), [("uniform", PLAIN), ("examples", WEIGHTED)])

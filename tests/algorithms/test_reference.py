@@ -94,7 +94,7 @@ def options(name: str, **choices: list[Any]) -> list[dict[str, Any]]:
 
 BOTH = [False, True]
 RATES = [1.0, 0.7]
-DEFAULTS = [{"name": name} for name in METHODS if name != "centralized"]
+DEFAULTS = [{"name": name} for name in METHODS if name not in ("centralized", "dpfedavg")]
 OPTIONS = [
     *options("fedavgm", beta=[0.0, 0.6], nesterov=BOTH, server_lr=[0.4]),
     *options("fedadam", b1=[0.5], b2=[0.8], tau=[0.01], v0=[0.0, 0.02], bias_correction=BOTH),
@@ -140,6 +140,11 @@ OPTIONS = [
     *options("fedlesam", rho=[0.3], source=["own", "previous"], server_lr=RATES),
     *options("fedlesam_s", rho=[0.3], option=[1, 2], first=["zero", "gradient"], server_lr=[0.7]),
     *options("fedlesam_d", rho=[0.3], alpha=[0.4], server_lr=RATES),
+    *options("topk", ratio=[0.2, 0.07], server_lr=RATES),
+    *options("ef21", ratio=[0.2, 0.07], server_lr=RATES),
+    *options("randk", ratio=[0.2, 0.9], server_lr=RATES),
+    *options("qsgd", levels=[1, 3, 100], server_lr=RATES),
+    *options("dpfedavg", clip=[0.2, 10.0], noise=[0.0, 1.0], server_lr=RATES),
     *options("server_only", optimizer=["momentum", "adam", "mvr"], server_lr=[0.7]),
 ]
 

@@ -26,17 +26,19 @@ def test_measured_is_planned_is_expected(tmp_path, name, precision):
     if entry["name"] != "centralized":
         job |= {"cohort": {"kind": "replay", "rounds": COHORTS}}
         sizes = [len(cohort) for cohort in COHORTS]
-    down, up = ENTRIES[name].vectors
-    vector = P * (8 if precision == "float64" else 4)
+    number = 8 if precision == "float64" else 4
+    vector = P * number
+    down, up = (vectors * vector for vectors in ENTRIES[name].vectors)
+    up = up if ENTRIES[name].up is None else ENTRIES[name].up(number)
     made = parts(tmp_path, job)
-    assert traffic(made.algorithm, made.schema) == (down * vector, up * vector)
+    assert traffic(made.algorithm, made.schema) == (down, up)
     log = play(tmp_path, job).log
     if made.algorithm.warm_start:  # the model down to all clients, their gradients up
         before = log.pop(0)
         assert before["round"] == 0
         assert before["down_bytes"] == before["up_bytes"] == PROBLEM.population * vector
-    assert [record["down_bytes"] for record in log] == [size * down * vector for size in sizes]
-    assert [record["up_bytes"] for record in log] == [size * up * vector for size in sizes]
+    assert [record["down_bytes"] for record in log] == [size * down for size in sizes]
+    assert [record["up_bytes"] for record in log] == [size * up for size in sizes]
 
 
 class Grown(NamedTuple):
@@ -64,3 +66,21 @@ def test_what_is_logged_was_counted(tmp_path):
     log = play(tmp_path, job).log
     assert [record["down_bytes"] for record in log] == [6 * 8 * P * k for k in (1, 2, 3, 4)]
     assert [record["up_bytes"] for record in log] == [6 * 8 * P] * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(FedAvg):
+    """Sends half of its upload, by what it says."""
+
+    def up_bytes(self, upload):
+        return super().up_bytes(upload) // 2
+
+
+def test_a_method_says_what_its_uploads_take(tmp_path):
+    """In the plan and in the log; on an empty round nothing."""
+    job = tree(tmp_path, PROBLEM, {"name": f"{__name__}.Halves"}, rounds=4)
+    job |= {"cohort": {"kind": "replay", "rounds": COHORTS}}
+    made = parts(tmp_path, job)
+    assert traffic(made.algorithm, made.schema) == (8 * P, 4 * P)
+    log = play(tmp_path, job).log
+    assert [record["up_bytes"] for record in log] == [4 * P * len(cohort) for cohort in COHORTS]

@@ -74,8 +74,8 @@ def spread(
     *,
     kind=ExactReduction,
     unweighted=frozenset(),
-    uncounted=frozenset(),
     local_values=None,
+    **options,
 ):
     """The outcome on every rank when rank ``owners[i]`` holds client i."""
     dtype = uploads[0].delta.dtype
@@ -83,7 +83,7 @@ def spread(
 
     def work(comm):
         mine = [i for i, owner in enumerate(owners) if owner == comm.rank]
-        return kind(comm, template, unweighted, dtype, CPU, uncounted).mean(
+        return kind(comm, template, unweighted, dtype, CPU, **options).mean(
             [uploads[i] for i in mine],
             mine,
             [weights[i] for i in mine],
@@ -221,7 +221,9 @@ def test_local_values_share_the_maximum(kind):
 def test_what_is_handed_over_is_counted_on_every_rank(kind):
     """Three clients send 3 floats each; the scalar is ours.  Rank 0 has no client."""
     uploads = make([[1.0, 2.0, 3.0, 4.0]] * 3, torch.float32)
-    outcomes = spread(uploads, [1.0] * 3, [1, 2, 1], 3, kind=kind, uncounted=frozenset({"level"}))
+    outcomes = spread(
+        uploads, [1.0] * 3, [1, 2, 1], 3, kind=kind, nbytes=lambda upload: upload.delta.nbytes
+    )
     assert [sent for _, sent, _ in outcomes] == [3 * 3 * 4] * 3
     assert [sent for _, sent, _ in spread(uploads, [1.0] * 3, [1, 2, 1], 3)] == [3 * 4 * 4] * 3
 

@@ -48,6 +48,8 @@ def jobs() -> dict[str, dict[str, Any]]:
     for name, algorithm in ALL.items():
         for executor in ("sequential", "block"):
             job = {**JOB, "algorithm": dict(algorithm), "executor": executor}
+            if algorithm["name"] == "dpfedavg":
+                job["weights"] = "uniform"
             if name == "centralized":
                 job["data"] = {"clients": 1, "partition": {"kind": "iid"}}
                 job["cohort"] = {"kind": "uniform", "size": 1}

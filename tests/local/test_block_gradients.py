@@ -78,7 +78,7 @@ def tasks(batches):
         steps = 1
 
     return [
-        ClientTask(k, 0, About(), iter([batch]), iter(()), 100 + k, iter(()))
+        ClientTask(k, 0, 0, About(), iter([batch]), iter(()), 100 + k, iter(()))
         for k, batch in enumerate(batches)
     ]
 

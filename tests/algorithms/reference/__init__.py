@@ -25,6 +25,7 @@ from tests.algorithms.reference.averaging import (
     fedyogi,
 )
 from tests.algorithms.reference.baselines import centralized, server_only
+from tests.algorithms.reference.compressed import dpfedavg, ef21, qsgd, randk, topk
 from tests.algorithms.reference.corrected import (
     adabest,
     feddyn,
@@ -65,6 +66,8 @@ METHODS: Mapping[str, Callable[..., Array]] = {
     for method in (
         adabest,
         centralized,
+        dpfedavg,
+        ef21,
         fedacg,
         fedadagrad,
         fedadam,
@@ -105,7 +108,10 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         mimemom,
         mimemvr,
         mofedsam,
+        qsgd,
+        randk,
         scaffold,
         server_only,
+        topk,
     )
 }
