@@ -23,6 +23,7 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
     The model that is evaluated and exported is evaluated(server)      # default server.x
+    The model of client i is personal_model(x, state_i), x = evaluated(server)   # default: none
 
 The default hooks are FedAvg's: a file holds what its paper adds.  A hook may call ``grad`` at any
 point, any number of times, also of a loss of its own (``Grad``); calls of one step share the batch,
@@ -43,6 +44,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hpcfl.layout import Layout
 from hpcfl.types import Positive, Scalar, Section, Vector
@@ -151,7 +153,7 @@ class Algorithm(Section, ABC):
     unweighted: ClassVar[frozenset[str]] = frozenset()
     """Fields of the upload with a plain mean, 1/|S| sum, whatever the job's weights are."""
     not_transmitted: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the upload that the server could compute itself: not counted as traffic."""
+    """Fields of the upload that the server could compute itself: see ``up_bytes``."""
     traffic_note: ClassVar[str] = ""
     """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
     refuses_optimizer: ClassVar[str] = ""
@@ -273,3 +275,26 @@ class Algorithm(Section, ABC):
         """The model that is evaluated, exported and given to callbacks."""
         x: Vector = server.x
         return x
+
+    def personal_model(self, x: Vector, state: Any) -> Vector | None:
+        """A client's own model [P]; None of a method that makes none.
+
+        Args:
+            x: the evaluated model.
+            state: of the client; its first one before its first round.
+        """
+        return None
+
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether ``personal_model`` is the method's own."""
+        return type(self).personal_model is not Algorithm.personal_model
+
+    def down_bytes(self, message: Any) -> int:
+        """The bytes of a message that a real client would receive; default all."""
+        return sum(leaf.nbytes for leaf in tree_leaves(message))
+
+    def up_bytes(self, upload: Any) -> int:
+        """The bytes of an upload that a real client would send; all but ``not_transmitted``."""
+        fields = zip(upload._fields, upload, strict=True)
+        return sum(leaf.nbytes for name, leaf in fields if name not in self.not_transmitted)

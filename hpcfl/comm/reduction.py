@@ -5,7 +5,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -94,13 +94,17 @@ def _magnitudes(column: Column) -> list[float]:
     return [max(-low, high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
 
 
+def _all_bytes(upload: Any) -> int:
+    return sum(field.nbytes for field in upload)
+
+
 class ReducedMean(NamedTuple):
     """The result of ``Reduction.mean``, the same on every rank."""
 
     mean: Any
     """The mean upload, a NamedTuple as the clients' uploads are."""
     bytes: int
-    """The size of all clients' uploads together, without the uncounted fields."""
+    """The bytes of all clients' uploads together, as ``bytes_of`` counts them."""
     maxima: NDArray[np.float64]
     """The elementwise maximum over ranks of the ``local_values``."""
 
@@ -156,7 +160,7 @@ class Reduction(ABC):
         unweighted: fields averaged with weight 1 over |S|.
         dtype: of the uploads and of the mean, float32 or float64.
         device: of the uploads and of the mean.
-        uncounted: fields that are averaged, but that a real client would not send.
+        bytes_of: the bytes of an upload that a real client would send; None: all.
     """
 
     def __init__(
@@ -166,9 +170,9 @@ class Reduction(ABC):
         unweighted: frozenset[str],
         dtype: torch.dtype,
         device: torch.device,
-        uncounted: frozenset[str] = frozenset(),
+        bytes_of: Callable[[Any], int] | None = None,
     ) -> None:
-        self._comm, self._dtype, self._uncounted = comm, dtype, uncounted
+        self._comm, self._dtype, self._bytes_of = comm, dtype, bytes_of or _all_bytes
         self._layout = BufferLayout.of(template, unweighted)
         self._device = device
 
@@ -210,7 +214,7 @@ class Reduction(ABC):
         columns = layout.columns(uploads, self._device)
         factors = layout.factors(weights)
         # Every upload has one shape.  A rank without a client learns its size by the maximum.
-        size = max((self._bytes(upload) for upload in uploads), default=0)
+        size = max((self._bytes_of(upload) for upload in uploads), default=0)
         values = np.append(local_values, size)
         peaks, maxima = find_peaks(self._comm, layout, columns, factors, clients, values, round)
         divisors = layout.totals(total, cohort)
@@ -224,11 +228,6 @@ class Reduction(ABC):
         means = map(self.restore, fields)
         shaped = (mean.view(shape) for mean, shape in zip(means, layout.shapes, strict=True))
         return ReducedMean(layout.type(*shaped), cohort * int(maxima[-1]), maxima[:-1])
-
-    def _bytes(self, upload: Any) -> int:
-        """The bytes that a real client would send."""
-        fields = zip(self._layout.names, upload, strict=True)
-        return sum(field.nbytes for name, field in fields if name not in self._uncounted)
 
     @abstractmethod
     def summed(self, dtype: torch.dtype) -> torch.dtype:

@@ -1,6 +1,6 @@
 """Build the objects of a checked job: data, clients, model, dry round, executor, stores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.engine.dry_round import LOSS, FullGradient, RoundSchema, dry_round
+from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round
 from hpcfl.engine.hook_rules import hook_advice
 from hpcfl.engine.run import Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.timing import RoundTimer
@@ -231,20 +231,26 @@ class Components:
 
     def uploads(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
-        uncounted = self.algorithm.not_transmitted | {LOSS}
-        return self._reduction(comm, self.schema.reduced, self.algorithm.unweighted, uncounted)
+        return self._reduction(
+            comm,
+            self.schema.reduced,
+            self.algorithm.unweighted,
+            lambda upload: self.algorithm.up_bytes(self.schema.split_loss(upload)[0]),
+        )
 
     def full_gradients(self, comm: Comm) -> Reduction:
         """The plain mean of full gradients."""
-        return self._reduction(
-            comm, FullGradient(self.x0.to("meta")), frozenset({"grad"}), frozenset()
-        )
+        return self._reduction(comm, FullGradient(self.x0.to("meta")), frozenset({"grad"}))
 
     def _reduction(
-        self, comm: Comm, template: Any, plain: frozenset[str], uncounted: frozenset[str]
+        self,
+        comm: Comm,
+        template: Any,
+        plain: frozenset[str],
+        bytes_of: Callable[[Any], int] | None = None,
     ) -> Reduction:
         kind = ExactReduction if self.job.reduction == "exact" else FastReduction
-        return kind(comm, template, plain, self.x0.dtype, self.device, uncounted)
+        return kind(comm, template, plain, self.x0.dtype, self.device, bytes_of)
 
     def store(self, root: Path, rank: int, session_id: str, clients: Sequence[int]) -> ClientStore:
         """A new store for the states of ``clients``."""
