@@ -6,6 +6,7 @@ from types import MappingProxyType
 from hpcfl.algorithms.adabest import AdaBest
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.centralized import Centralized
+from hpcfl.algorithms.ditto import Ditto
 from hpcfl.algorithms.fedacg import FedACG
 from hpcfl.algorithms.fedadagrad import FedAdagrad
 from hpcfl.algorithms.fedadam import FedAdam
@@ -29,7 +30,9 @@ from hpcfl.algorithms.fedmoswa import FedMoSWA
 from hpcfl.algorithms.fedmuon import FedMuon
 from hpcfl.algorithms.fednova import FedNova
 from hpcfl.algorithms.fedntd import FedNTD
+from hpcfl.algorithms.fedper import FedPer
 from hpcfl.algorithms.fedprox import FedProx
+from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.fedsam import FedSAM
 from hpcfl.algorithms.fedsmoo import FedSMOO
 from hpcfl.algorithms.fedspeed import FedSpeed
@@ -54,6 +57,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {
         "adabest": AdaBest,
         "centralized": Centralized,
+        "ditto": Ditto,
         "fedacg": FedACG,
         "fedadagrad": FedAdagrad,
         "fedadam": FedAdam,
@@ -77,7 +81,9 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "fedmuon": FedMuon,
         "fednova": FedNova,
         "fedntd": FedNTD,
+        "fedper": FedPer,
         "fedprox": FedProx,
+        "fedrep": FedRep,
         "fedsam": FedSAM,
         "fedsmoo": FedSMOO,
         "fedspeed": FedSpeed,

@@ -198,6 +198,7 @@ EQUAL = [
     equal(a("fedexp"), FEDAVG, cohort="alone", server_lr=1.0),
     equal(a("fedexp", eps=1e30), FEDAVG, server_lr=1.0),
     equal(a("fedvarp"), FEDAVG, cohort="full", weights="uniform"),
+    *(identical(a("ditto", lam=lam), FEDAVG) for lam in (0.0, B)),
     identical(a("mimelite", beta=0.0), FEDAVG),
     identical(a("mimelite", beta=0.0, form="ema"), FEDAVG),
     *(identical(a("fedhbm", nesterov=n), FEDAVG, rounds=2, cohort="cyclic") for n in NESTEROV),
@@ -395,6 +396,8 @@ DIFFERENT = [
             a("fedlesam", rho=0.1),
             a("fedinit", beta=0.1),
             a("fedswa", rho=0.9),
+            a("fedper", personal=["1.bias"]),
+            a("fedrep", personal=[], body=0.5),
         )
     ),
     # 2, with the norm of the other side, or another weight

@@ -48,6 +48,7 @@ from tests.algorithms.reference.momentum import (
     localghb,
     mofedsam,
 )
+from tests.algorithms.reference.personal import ditto, fedper, fedrep
 from tests.algorithms.reference.setting import Setting
 from tests.algorithms.reference.sharpness import (
     fedgamma,
@@ -65,6 +66,7 @@ METHODS: Mapping[str, Callable[..., Array]] = {
     for method in (
         adabest,
         centralized,
+        ditto,
         fedacg,
         fedadagrad,
         fedadam,
@@ -88,7 +90,9 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         fedmuon,
         fednova,
         fedntd,
+        fedper,
         fedprox,
+        fedrep,
         fedsam,
         fedsmoo,
         fedspeed,
