@@ -144,6 +144,25 @@ class Components:
         model: Vector = getattr(state, name)
         return model.to(self.device, self.x0.dtype)
 
+    def client_states(self, store: ClientStore) -> ClientStates:
+        """The states of this rank's clients, between their store and the device."""
+        schema = self.schema.client_state
+        return ClientStates(store, schema, self.stored_state, self.first_state, self.device)
+
+    def personal_model(self, store: ClientStore, client: int, x: Vector) -> Vector:
+        """A client's own model, on the device, of an algorithm that has such models.
+
+        Args:
+            store: of the client's state.
+            client: its number; one that never took part has its first state.
+            x: [P], the evaluated model.
+        """
+        states = self.client_states(store)
+        made = self.algorithm.personal_model(x, states.to_device(client, states.read(client)))
+        if made is None:
+            raise RuntimeError("the algorithm makes no personal models")
+        return made
+
     def tests(self, batch_size: int | None = None) -> EvaluationSet:
         """The test set, in batches of the job's size or another one."""
         return self._evaluation_set(self.dataset.test, None, batch_size)
@@ -352,7 +371,7 @@ def build_run(
         # empty group after the last one must not be taken for round 0's.
         return group_balance.assignment(group)._replace(round=group - len(groups) - 1)
 
-    states = ClientStates(store, c.schema.client_state, c.stored_state, c.first_state, c.device)
+    states = c.client_states(store)
     sends_states = work is not None and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
