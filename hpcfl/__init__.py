@@ -228,9 +228,13 @@ def plan_job(
 
 
 def load_model(
-    directory: str | Path, *, round: int | None = None, best: bool = False
+    directory: str | Path,
+    *,
+    round: int | None = None,
+    best: bool = False,
+    client: int | None = None,
 ) -> "nn.Module":
-    """The global model of a run, as a torch module on the CPU in evaluation mode.
+    """The global model of a run, or a client's, as a torch module on the CPU in evaluation mode.
 
     Its inputs are what the data set's transform makes of stored examples; those of ``hpcfl.Data``
     are only cast to floats.  The run's data are read, for the shape of the inputs, so they must be
@@ -242,14 +246,16 @@ def load_model(
         round: of a checkpoint that is kept; None: the newest.
         best: the model of the best evaluated round instead, where the job keeps it
             (``evaluate.best``).
+        client: the number of a client, for its own model, where the algorithm makes such models.
 
     Raises:
-        JobError: the directory holds no run or not that round, or keeps no best model.
+        JobError: the directory holds no run or not that round, or keeps no best model; there is no
+            such client, or the clients have no models of their own.
         StoreError: the checkpoint is damaged.
     """
     from hpcfl.exports.checkpoint import load_model
 
-    return load_model(Path(directory), round=round, best=best)
+    return load_model(Path(directory), round=round, best=best, client=client)
 
 
 def read_log(directory: str | Path) -> "DataFrame":
@@ -296,6 +302,7 @@ def export(
     round: int | None = None,
     clients: bool = False,
     best: bool = False,
+    client: int | None = None,
 ) -> list[Path]:
     """Write a run's global model, and its client states, to files, as ``hpcfl export`` does.
 
@@ -306,6 +313,7 @@ def export(
         round: of a checkpoint that is kept; None: the newest.
         clients: add the client states to ``output``.
         best: the model of the best evaluated round instead.
+        client: the number of a client, for its own model instead, as for ``load_model``.
 
     Returns:
         The files written.
@@ -318,7 +326,13 @@ def export(
 
     npz, tensors = (Path(path) if path else None for path in (output, state_dict))
     return export(
-        Path(directory), round=round, npz=npz, state_dict=tensors, clients=clients, best=best
+        Path(directory),
+        round=round,
+        npz=npz,
+        state_dict=tensors,
+        clients=clients,
+        best=best,
+        client=client,
     )
 
 

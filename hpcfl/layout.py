@@ -64,7 +64,7 @@ class Layout:
         """The entries of ``x`` that belong to these parameters, in the vector's order."""
         pieces = split_with_sizes(x, self.sizes)
         own = [piece for piece, name in zip(pieces, self.names, strict=True) if name in names]
-        return cat(own) if own else x[:0]
+        return cat(own) if own else x[:0].clone()  # a view would keep all of x in memory
 
     def join(self, x: Vector, names: Collection[str], part: Vector) -> Vector:
         """``x``, but with the entries of these parameters from ``part``, as ``take`` gives them."""

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from hpcfl.algorithms.adabest import AdaBest
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.centralized import Centralized
+from hpcfl.algorithms.ditto import Ditto
 from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.algorithms.ef21 import EF21
 from hpcfl.algorithms.fedacg import FedACG
@@ -31,7 +32,9 @@ from hpcfl.algorithms.fedmoswa import FedMoSWA
 from hpcfl.algorithms.fedmuon import FedMuon
 from hpcfl.algorithms.fednova import FedNova
 from hpcfl.algorithms.fedntd import FedNTD
+from hpcfl.algorithms.fedper import FedPer
 from hpcfl.algorithms.fedprox import FedProx
+from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.fedsam import FedSAM
 from hpcfl.algorithms.fedsmoo import FedSMOO
 from hpcfl.algorithms.fedspeed import FedSpeed
@@ -59,6 +62,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {
         "adabest": AdaBest,
         "centralized": Centralized,
+        "ditto": Ditto,
         "dpfedavg": DPFedAvg,
         "ef21": EF21,
         "fedacg": FedACG,
@@ -84,7 +88,9 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "fedmuon": FedMuon,
         "fednova": FedNova,
         "fedntd": FedNTD,
+        "fedper": FedPer,
         "fedprox": FedProx,
+        "fedrep": FedRep,
         "fedsam": FedSAM,
         "fedsmoo": FedSMOO,
         "fedspeed": FedSpeed,

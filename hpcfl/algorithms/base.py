@@ -23,6 +23,7 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
     The model that is evaluated and exported is evaluated(server)      # default server.x
+    The model of client i is personal_model(x, state_i), x = evaluated(server)   # default: none
 
 The default hooks are FedAvg's: a file holds what its paper adds.  A hook may call ``grad`` at any
 point, any number of times, also of a loss of its own (``Grad``); calls of one step share the batch,
@@ -44,6 +45,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hpcfl.layout import Layout
 from hpcfl.types import Positive, Scalar, Section, Vector
@@ -156,7 +158,7 @@ class Algorithm(Section, ABC):
     unweighted: ClassVar[frozenset[str]] = frozenset()
     """Fields of the upload with a plain mean, 1/|S| sum, whatever the job's weights are."""
     not_transmitted: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the upload that the server could compute itself: not counted as traffic."""
+    """Fields of the upload that the server could compute itself: see ``up_bytes``."""
     traffic_note: ClassVar[str] = ""
     """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
     refuses_optimizer: ClassVar[str] = ""
@@ -283,15 +285,6 @@ class Algorithm(Section, ABC):
         """The client's upload and its new state, after the local steps that end at ``y``."""
         return Upload(message.x - y), state
 
-    def up_bytes(self, upload: Any) -> int:
-        """The bytes of an upload that a client would send, for logs and plans.
-
-        By default those of all its tensors but ``not_transmitted``; it may follow from the
-        hyperparameters and from the tensors' shapes and dtypes, never from their values.
-        """
-        fields = zip(upload._fields, upload, strict=True)
-        return sum(field.nbytes for name, field in fields if name not in self.not_transmitted)
-
     @abstractmethod
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         """The server after the round; ``mean`` is the (weighted) mean of the uploads."""
@@ -300,3 +293,32 @@ class Algorithm(Section, ABC):
         """The model that is evaluated, exported and given to callbacks."""
         x: Vector = server.x
         return x
+
+    def personal_model(self, x: Vector, state: Any) -> Vector | None:
+        """A client's own model [P]; None of a method that makes none.
+
+        Args:
+            x: the evaluated model.
+            state: of the client; its first one before its first round.
+        """
+        return None
+
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether ``personal_model`` is the method's own."""
+        return type(self).personal_model is not Algorithm.personal_model
+
+    def down_bytes(self, message: Any) -> int:
+        """The bytes of a message that a real client would receive; by default all.
+
+        They follow from hyperparameters, shapes and dtypes, never from the tensors' values.
+        """
+        return sum(leaf.nbytes for leaf in tree_leaves(message))
+
+    def up_bytes(self, upload: Any) -> int:
+        """The bytes of an upload that a real client would send; all but ``not_transmitted``.
+
+        They follow from hyperparameters, shapes and dtypes, never from the tensors' values.
+        """
+        fields = zip(upload._fields, upload, strict=True)
+        return sum(leaf.nbytes for name, leaf in fields if name not in self.not_transmitted)

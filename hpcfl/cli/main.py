@@ -323,7 +323,8 @@ def _export(options: argparse.Namespace) -> None:
     if options.record:
         from hpcfl.exports.record import export_record
 
-        if options.output or options.state_dict or options.clients or options.best:
+        of_model = (options.output, options.state_dict, options.clients, options.best)
+        if any(of_model) or options.client is not None:
             raise JobError("export: --record writes no model; export that by another command")
         if options.round is not None:
             raise JobError("export: --record copies the whole log; leave out --round")
@@ -339,6 +340,7 @@ def _export(options: argparse.Namespace) -> None:
                 state_dict=options.state_dict,
                 clients=options.clients,
                 best=options.best,
+                client=options.client,
             )
         for warning in caught:
             _say(warning.message, file=sys.stderr)

@@ -105,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--best", action="store_true", help="the best evaluated round's model")
     export.add_argument("-o", "--output", type=_path, help="F.npz with the flat model as x")
     export.add_argument("--state-dict", type=_path, help="F.safetensors with named parameters")
+    export.add_argument("--client", type=int, metavar="I", help="the own model of client I")
     export.add_argument("--clients", action="store_true", help="add the client states to F.npz")
     export.add_argument(
         "--record",

@@ -94,13 +94,17 @@ def _magnitudes(column: Column) -> list[float]:
     return [max(-low, high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
 
 
+def _all_bytes(upload: Any) -> int:
+    return sum(field.nbytes for field in upload)
+
+
 class ReducedMean(NamedTuple):
     """The result of ``Reduction.mean``, the same on every rank."""
 
     mean: Any
     """The mean upload, a NamedTuple as the clients' uploads are."""
     bytes: int
-    """What the clients would send, all together."""
+    """The bytes of all clients' uploads together, as ``bytes_of`` counts them."""
     maxima: NDArray[np.float64]
     """The elementwise maximum over ranks of the ``local_values``."""
 
@@ -147,11 +151,6 @@ def find_peaks(
     return maxima[:fields].tolist(), maxima[fields + 1 :]
 
 
-def _nbytes(upload: Any) -> int:
-    """The bytes of all fields."""
-    return sum(field.nbytes for field in upload)
-
-
 class Reduction(ABC):
     """Averages the uploads of a round, spread over the ranks, into one mean on every rank.
 
@@ -161,7 +160,7 @@ class Reduction(ABC):
         unweighted: fields averaged with weight 1 over |S|.
         dtype: of the uploads and of the mean, float32 or float64.
         device: of the uploads and of the mean.
-        nbytes: from an upload to the bytes that a real client would send, the same for all.
+        bytes_of: the bytes of an upload that a real client would send; None: all.
     """
 
     def __init__(
@@ -171,9 +170,9 @@ class Reduction(ABC):
         unweighted: frozenset[str],
         dtype: torch.dtype,
         device: torch.device,
-        nbytes: Callable[[Any], int] = _nbytes,
+        bytes_of: Callable[[Any], int] | None = None,
     ) -> None:
-        self._comm, self._dtype, self._nbytes = comm, dtype, nbytes
+        self._comm, self._dtype, self._bytes_of = comm, dtype, bytes_of or _all_bytes
         self._layout = BufferLayout.of(template, unweighted)
         self._device = device
 
@@ -215,7 +214,7 @@ class Reduction(ABC):
         columns = layout.columns(uploads, self._device)
         factors = layout.factors(weights)
         # Every upload has one shape.  A rank without a client learns its size by the maximum.
-        size = max(map(self._nbytes, uploads), default=0)
+        size = max((self._bytes_of(upload) for upload in uploads), default=0)
         values = np.append(local_values, size)
         peaks, maxima = find_peaks(self._comm, layout, columns, factors, clients, values, round)
         divisors = layout.totals(total, cohort)

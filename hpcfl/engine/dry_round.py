@@ -253,11 +253,14 @@ def _require_names(algorithm: Algorithm, fields: Sequence[str]) -> None:
 def traffic(algorithm: Algorithm, schema: RoundSchema) -> Traffic:
     """Bytes down and up per client and round, as a real client would count them."""
     vector, scope = nbytes(schema.message.x), algorithm.full_gradient
+    algorithm = with_facts(algorithm, Descent(Sgd(), 0.0, stand_in(schema.message.x.numel())))
     means = schema.points if scope in KNOWN_TO_SERVER else 0
     # The message has the first of the points.
     more = max(0, schema.points - 1) + (scope == "cohort")
-    up = algorithm.up_bytes(schema.upload)
-    return Traffic(down=nbytes(schema.message) + vector * more, up=up + vector * means)
+    return Traffic(
+        down=algorithm.down_bytes(schema.message) + vector * more,
+        up=algorithm.up_bytes(schema.upload) + vector * means,
+    )
 
 
 def nbytes(tree: Any) -> int:

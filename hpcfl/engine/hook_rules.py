@@ -302,6 +302,8 @@ class CheckedAlgorithm:
                     f"returns a state whose {name} is {leaf.dtype}; expected {known}",
                 )
         require_form(algorithm, "finish", "a state", kept, "init_client", state)
+        if algorithm.has_personal_models:
+            self._vector("personal_model", self._x, kept)
         return upload, kept
 
     def _pair(self, hook: str, expected: Sequence[str], *args: Any) -> tuple[Any, Any]:

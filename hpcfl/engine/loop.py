@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
-from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
 from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
@@ -95,7 +94,7 @@ def run_round(
     prepared = algorithm.prepare(server, cohort)
     require_form(algorithm, "prepare", "a server", prepared, "before", server)
     message = algorithm.broadcast(prepared)
-    record["down_bytes"] += size * nbytes(message)
+    record["down_bytes"] += size * algorithm.down_bytes(message)
     states = training.states.load(schedule.assignment(t), schedule.assignment(t + 1))
     timer.mark("read")
     results = training.executor.train(

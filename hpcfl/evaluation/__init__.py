@@ -17,9 +17,14 @@ clients, ``_std`` their standard deviation (the root of the mean squared distanc
 ``_worst_decile`` and ``_best_decile`` the means over the worst and the best floor(n / 10) of them,
 at least one.
 
+``personal_accuracy`` and ``personal_loss`` (``evaluate.personal``): each client's own model on the
+same examples, over all of them together; ``personal_accuracy_mean`` and its kind, over all clients
+that have such examples.  A client that never took part has its first state, and so a model.
+
 Metrics of the user's (``evaluate.metrics``, ``hpcfl.evaluation.user_metrics``): ``test_NAME`` and
-``validation_NAME``; ``client_NAME_*`` and ``local_model_NAME_*`` where accuracies of clients are
-computed, with ``_mean``, ``_std``, ``_lowest_decile`` and ``_highest_decile``.
+``validation_NAME``; ``client_NAME_*``, ``local_model_NAME_*`` and ``personal_NAME_*`` where the
+scores of clients are computed, with ``_mean``, ``_std``, ``_lowest_decile`` and
+``_highest_decile``.
 """
 
 from hpcfl.evaluation.clients import Clients

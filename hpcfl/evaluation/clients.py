@@ -28,6 +28,8 @@ class Clients:
     """[N], of every client in the mean."""
     local_model: Callable[[int], Vector | None]
     """Client -> its last local model, on the device; None while it has none."""
+    personal_model: Callable[[int, Vector], Vector]
+    """(client, the evaluated model x) -> the client's own model, on the device."""
 
     def global_scores(
         self, meter: Meter, x: Vector, comm: Comm, *, objective: bool, accuracy: bool
@@ -64,6 +66,19 @@ class Clients:
         scores, clients = self._summaries("local_model", sums, meter, comm, device)
         return {**scores, "local_model_clients": clients}
 
+    def personal_scores(self, meter: Meter, x: Vector, comm: Comm) -> dict[str, float]:
+        """Collective: the scores of each client's own model, beside ``x``, on its own data."""
+        sums = {i: meter.whole(self.personal_model(i, x), self.pool.testing(i)) for i in self.owned}
+        keys = ("loss", "examples", "correct", "scored")[: 4 if meter.classifies else 2]
+        terms = [[own[key] for own in sums.values() if own] for key in keys]
+        whole = dict(zip(keys, exact_sums(comm, terms, x.device), strict=True))
+        scores = {}
+        if whole["examples"]:
+            scores["personal_loss"] = whole["loss"] / whole["examples"]
+        if whole.get("scored"):
+            scores["personal_accuracy"] = whole["correct"] / whole["scored"]
+        return scores | self._summaries("personal", sums, meter, comm, x.device)[0]
+
     def _summaries(
         self, prefix: str, sums: ClientSums, meter: Meter, comm: Comm, device: torch.device
     ) -> tuple[dict[str, float], int]:
@@ -86,7 +101,7 @@ class Clients:
             # Both ends: hpcfl does not know which is the worst.
             ends = {"lowest_decile": ascending, "highest_decile": ascending[::-1]}
             scores |= _summary(f"{prefix}_{metric.name}", ascending, **ends)
-        return scores, counts[0]
+        return scores, next(iter(counts), 0)
 
     def _gather(self, values: Mapping[int, float], comm: Comm, device: torch.device) -> list[float]:
         """Collective: the values of all clients that have one, ascending; NaN is none."""

@@ -28,9 +28,11 @@ class Evaluate(Section):
     """Compute its accuracy on each client's examples, too: the mean, and the worst decile."""
     local_models: bool = False
     """Evaluate each client's last local model, too, if the algorithm keeps it."""
+    personal: bool = False
+    """Evaluate each client's own model, too, if the algorithm makes one."""
     metrics: tuple[str, ...] = ()
     """Metrics of your own, by their dotted paths: on the test set, the validation data, and with
-    ``clients`` and ``local_models`` on each client's examples."""
+    ``clients``, ``local_models`` and ``personal`` on each client's examples."""
     best: bool = False
     """Keep the model of the best evaluated round: on the validation data of ``data.validation``,
     else on the test set."""

@@ -34,11 +34,17 @@ SCORES: Mapping[str, Score] = {
         Score("client_accuracy_worst_decile", "worst\ndecile"),
         Score("local_model_accuracy_mean", "local models\nmean"),
         Score("local_model_accuracy_worst_decile", "worst\ndecile"),
+        Score("personal_accuracy", "personal"),
+        Score("personal_loss", "personal\nloss", "lower", percent=False),
+        Score("personal_accuracy_mean", "personal\nmean"),
+        Score("personal_accuracy_worst_decile", "worst\ndecile"),
         Score("validation_top5_accuracy"),
         Score("client_accuracy_std", better="lower"),
         Score("client_accuracy_best_decile"),
         Score("local_model_accuracy_std", better="lower"),
         Score("local_model_accuracy_best_decile"),
+        Score("personal_accuracy_std", better="lower"),
+        Score("personal_accuracy_best_decile"),
     )
 }
 """By their keys in the log."""
@@ -54,7 +60,7 @@ METRIC_KEYS = (
     "validation_{}",
     *(
         f"{whose}_{{}}_{summary}"
-        for whose in ("client", "local_model")
+        for whose in ("client", "local_model", "personal")
         for summary in ("mean", "std", "lowest_decile", "highest_decile")
     ),
 )

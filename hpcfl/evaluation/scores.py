@@ -58,6 +58,8 @@ class Evaluation:
             )
         if config.local_models:
             scores |= clients.local_model_scores(self._meter, self._comm, x.device)
+        if config.personal:
+            scores |= clients.personal_scores(self._meter, x, self._comm)
         return scores
 
     def _scores_on(self, name: str, examples: EvaluationSet, x: Vector) -> dict[str, float]:

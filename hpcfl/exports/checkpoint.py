@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from hpcfl.algorithms.base import Facts
+from hpcfl.algorithms.base import Algorithm, Facts
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
 from hpcfl.checkpoint.format import copied, read_checkpoint
+from hpcfl.data.split import split_examples
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
@@ -36,11 +38,12 @@ from hpcfl.run_dir.manifest import (
 )
 from hpcfl.seeds import key
 from hpcfl.setup.components import stored
-from hpcfl.setup.initial_model import build_model
+from hpcfl.setup.initial_model import build_model, draw_model
 from hpcfl.setup.load_data import load_data
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
+from hpcfl.types import Vector
 
 # The endings of files of weights; hpcfl writes two of these formats.
 _FORMATS = frozenset(
@@ -56,8 +59,9 @@ def export(
     state_dict: Path | None,
     clients: bool,
     best: bool = False,
+    client: int | None = None,
 ) -> list[Path]:
-    """Write a checkpoint's global model, and its client states, to files.
+    """Write a checkpoint's global model or a client's own, and its client states, to files.
 
     The run may be alive: nothing of it is changed or locked.
 
@@ -70,12 +74,14 @@ def export(
             states: ``state_FIELD`` [n, ...].
         best: the model of the best evaluated round instead of a checkpoint's; its score goes into
             ``npz`` under its name.
+        client: whose own model is written instead of the global one.
 
     Returns:
         The files written.
 
     Raises:
-        JobError: the directory holds no run or not that round, or a file cannot be written.
+        JobError: the directory holds no run or not that round, the clients have no models of their
+            own, or a file cannot be written.
         StoreError: the checkpoint or a store is damaged, or a file cannot be written.
     """
     files = [path for path in (npz, state_dict) if path is not None]
@@ -89,10 +95,10 @@ def export(
             )
     if clients and npz is None:
         raise JobError("export: --clients adds to an .npz; give -o F.npz")
-    if best and (round is not None or clients):
+    if best and (round is not None or clients or client is not None):
         raise JobError(
-            "export: --best is a model of its own round without client states; leave out --round "
-            "and --clients"
+            "export: --best is a model of its own round without client states; leave out --round, "
+            "--client and --clients"
         )
     if len({check_output(path) for path in files}) < len(files):
         raise JobError(f"export: -o and --state-dict both name {npz}; give two files")
@@ -100,7 +106,7 @@ def export(
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        arrays = _read(folder, round, loaded, clients=clients, best=best)
+        arrays = _read(folder, round, loaded, clients=clients, best=best, client=client)
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -112,8 +118,10 @@ def export(
     return files
 
 
-def load_model(root: Path, *, round: int | None = None, best: bool = False) -> nn.Module:
-    """The global model of a checkpoint, as a module on the CPU in evaluation mode.
+def load_model(
+    root: Path, *, round: int | None = None, best: bool = False, client: int | None = None
+) -> nn.Module:
+    """The global model of a checkpoint, or a client's, as a module on the CPU in evaluation mode.
 
     The run may be alive.  Its data are loaded, for the shape of the inputs.
 
@@ -121,23 +129,31 @@ def load_model(root: Path, *, round: int | None = None, best: bool = False) -> n
         root: the run directory.
         round: which checkpoint; the newest when None.
         best: the model of the best evaluated round instead.
+        client: whose own model it is.
 
     Raises:
-        JobError: the directory holds no run or not that round, or keeps no best model.
+        JobError: the directory holds no run or not that round, or keeps no best model; the clients
+            have no models of their own.
         StoreError: the checkpoint is damaged.
     """
-    if best and round is not None:
-        raise JobError("load_model: best is a model of its own round; leave out round")
+    if best and (round is not None or client is not None):
+        raise JobError("load_model: best is the model of its own round; leave out round and client")
     folder = RunDir(root)
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        arrays = _read(folder, round, loaded, clients=False, best=best)
+        arrays = _read(folder, round, loaded, clients=False, best=best, client=client)
         return _model(folder, loaded, arrays).eval()
 
 
 def _read(
-    folder: RunDir, round: int | None, loaded: LoadedJob, *, clients: bool, best: bool
+    folder: RunDir,
+    round: int | None,
+    loaded: LoadedJob,
+    *,
+    clients: bool,
+    best: bool,
+    client: int | None,
 ) -> dict[str, NDArray[Any]]:
     """The arrays of the .npz.
 
@@ -148,7 +164,9 @@ def _read(
         try:
             newest = rounds(folder.checkpoints, round)[-1]
             found = find(folder.checkpoints, newest)
-            return _best(found, folder) if best else _arrays(found, folder, loaded, clients=clients)
+            if best:
+                return _best(found, folder)
+            return _arrays(found, folder, loaded, clients=clients, client=client)
         except (StoreError, DiskError):  # NFS reports a deleted file as a disk error
             if before <= _manifests(folder):  # no checkpoint was deleted: this one is damaged
                 raise
@@ -176,7 +194,12 @@ def _manifests(folder: RunDir) -> set[Path]:
 
 
 def _arrays(
-    checkpoint: Checkpoint, folder: RunDir, loaded: LoadedJob, *, clients: bool
+    checkpoint: Checkpoint,
+    folder: RunDir,
+    loaded: LoadedJob,
+    *,
+    clients: bool,
+    client: int | None,
 ) -> dict[str, NDArray[Any]]:
     """The arrays of a checkpoint.
 
@@ -185,19 +208,61 @@ def _arrays(
     """
     job = loaded.job
     x0 = folder.read_initial(content=read_run_files(checkpoint, folder.root)[INITIAL])
-    facts = Facts(layout=lambda: layout_of(_built(loaded)))
+    facts = Facts(layout=cache(lambda: layout_of(_built(loaded))))
     algorithm = job.algorithm.with_facts(facts)
     schema = dry_round(algorithm, x0.numel(), x0.dtype)
     found = read_checkpoint(checkpoint, schema.server, torch.device("cpu"))
     states: dict[str, NDArray[Any]] = {}
-    if clients:
+    x = algorithm.evaluated(found.server)
+    if clients or client is not None:
         table = Table.load(checkpoint.folder, folder.stores, found.row_tables)
-        states = _states(table, stored(job, schema))
+        kept = stored(job, schema)
+        if clients:
+            states = _states(table, kept)
+        if client is not None:
+            x = _personal_model(table, kept, schema.client_state, algorithm, loaded, client, x, x0)
     return {
-        "x": _array(algorithm.evaluated(found.server)),
+        "x": _array(x),
         "round": np.array(checkpoint.round),
         **states,
     }
+
+
+def _personal_model(
+    table: Table,
+    kept: StateSchema,
+    schema: StateSchema,
+    algorithm: Algorithm,
+    loaded: LoadedJob,
+    client: int,
+    x: Vector,
+    x0: Vector,
+) -> Vector:
+    """A client's own model beside the evaluated one ``x``; of its first state if it has no other.
+
+    Raises:
+        JobError: the algorithm makes no such models, or there is no such client.
+    """
+    with Reader(table, kept) as reader:
+        state = reader.read(client)
+    if state is not None:
+        state = type(state)(
+            *(leaf.to(field.dtype) for leaf, field in zip(state, schema.fields, strict=True))
+        )
+    elif algorithm.has_personal_models:
+        dataset = load_data(loaded)
+        clients = len(split_examples(loaded.job.data, dataset, loaded.job.seed).rows)
+        if not 0 <= client < clients:
+            raise JobError(f"client: found {client}, expected a number from 0 to {clients - 1}")
+        seed = key(loaded.job.seed, "fresh", client=client)
+        state = algorithm.init_client(x0, lambda: draw_model(loaded, dataset, seed)[0])
+    made = algorithm.personal_model(x, state)
+    if made is None:
+        raise JobError(
+            f"client: found {client}, but {loaded.tree['algorithm']['name']} makes no models of "
+            "the clients' own, as fedper and ditto do; leave it out"
+        )
+    return made
 
 
 def _states(table: Table, kept: StateSchema) -> dict[str, NDArray[Any]]:

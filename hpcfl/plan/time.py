@@ -183,7 +183,7 @@ def work(components: Components) -> Work:
 
 
 def _evaluated(components: Components) -> int:
-    """Examples of an evaluation, as `hpcfl.evaluation` has them; every client has a local model."""
+    """Examples of an evaluation, as `hpcfl.evaluation` has them; every client has its models."""
     evaluate, held = components.job.evaluate, components.split.held_out
     training = sum(map(len, components.rows))
     own = training if held is None else sum(map(len, held))
@@ -192,7 +192,7 @@ def _evaluated(components: Components) -> int:
         count += training
     if evaluate.clients and held is not None:
         count += own
-    return count + (own if evaluate.local_models else 0)
+    return count + own * (evaluate.local_models + evaluate.personal)
 
 
 def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:

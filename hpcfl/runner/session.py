@@ -107,8 +107,13 @@ class RankSession:
             DiskError, StoreError, HookError: see ``Outputs.opened``.
         """
         parts, store = self.components, self.checkpointer.store
-        own_model = partial(parts.own_model, store)
-        clients = Clients(parts.clients, self.my_clients, parts.weights, own_model)
+        clients = Clients(
+            parts.clients,
+            self.my_clients,
+            parts.weights,
+            partial(parts.own_model, store),
+            partial(parts.personal_model, store),
+        )
         sets = {"test": parts.tests(), "validation": parts.validation()}
         self._evaluation = Evaluation(
             parts.job.evaluate, gradient, parts.dataset, sets, clients, self.comm
@@ -175,7 +180,7 @@ class RankSession:
         name = short_name(algorithm.pop("name"))
         settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
         unscored = components.split.held_out is not None and not (
-            job.evaluate.clients or job.evaluate.local_models
+            job.evaluate.clients or job.evaluate.local_models or job.evaluate.personal
         )
         parts = [
             f"{name} ({settings}): {len(components.rows)} clients, "

@@ -1,6 +1,6 @@
 """Build the objects of a checked job: data, clients, model, dry round, executor, stores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -144,6 +144,25 @@ class Components:
         model: Vector = getattr(state, name)
         return model.to(self.device, self.x0.dtype)
 
+    def client_states(self, store: ClientStore) -> ClientStates:
+        """The states of this rank's clients, between their store and the device."""
+        schema = self.schema.client_state
+        return ClientStates(store, schema, self.stored_state, self.first_state, self.device)
+
+    def personal_model(self, store: ClientStore, client: int, x: Vector) -> Vector:
+        """A client's own model, on the device, of an algorithm that has such models.
+
+        Args:
+            store: of the client's state.
+            client: its number; one that never took part has its first state.
+            x: [P], the evaluated model.
+        """
+        states = self.client_states(store)
+        made = self.algorithm.personal_model(x, states.to_device(client, states.read(client)))
+        if made is None:
+            raise RuntimeError("the algorithm makes no personal models")
+        return made
+
     def tests(self, batch_size: int | None = None) -> EvaluationSet:
         """The test set, in batches of the job's size or another one."""
         return self._evaluation_set(self.dataset.test, None, batch_size)
@@ -231,12 +250,11 @@ class Components:
 
     def uploads(self, comm: Comm) -> Reduction:
         """The mean of the uploads."""
-
-        def up_bytes(upload: Any) -> int:
-            return self.algorithm.up_bytes(self.schema.split_loss(upload)[0])
-
         return self._reduction(
-            comm, self.schema.reduced, self.algorithm.unweighted, nbytes=up_bytes
+            comm,
+            self.schema.reduced,
+            self.algorithm.unweighted,
+            lambda upload: self.algorithm.up_bytes(self.schema.split_loss(upload)[0]),
         )
 
     def full_gradients(self, comm: Comm) -> Reduction:
@@ -244,10 +262,14 @@ class Components:
         return self._reduction(comm, FullGradient(self.x0.to("meta")), frozenset({"grad"}))
 
     def _reduction(
-        self, comm: Comm, template: Any, plain: frozenset[str], **options: Any
+        self,
+        comm: Comm,
+        template: Any,
+        plain: frozenset[str],
+        bytes_of: Callable[[Any], int] | None = None,
     ) -> Reduction:
         kind = ExactReduction if self.job.reduction == "exact" else FastReduction
-        return kind(comm, template, plain, self.x0.dtype, self.device, **options)
+        return kind(comm, template, plain, self.x0.dtype, self.device, bytes_of)
 
     def store(self, root: Path, rank: int, session_id: str, clients: Sequence[int]) -> ClientStore:
         """A new store for the states of ``clients``."""
@@ -349,7 +371,7 @@ def build_run(
         # empty group after the last one must not be taken for round 0's.
         return group_balance.assignment(group)._replace(round=group - len(groups) - 1)
 
-    states = ClientStates(store, c.schema.client_state, c.stored_state, c.first_state, c.device)
+    states = c.client_states(store)
     sends_states = work is not None and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,

@@ -144,6 +144,17 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     ),
     "fedswa": Entry({"name": "fedswa"}, identity=Identity({"rho": 1.0}, tolerance=1e-12)),
     "fedmoswa": Entry({"name": "fedmoswa", "server_lr": 0.7}, (2, 2)),
+    "fedper": Entry(
+        {"name": "fedper", "personal": ["1.bias"], "server_lr": 0.7},
+        (MATRIX, MATRIX),
+        Identity({"personal": []}),
+    ),
+    "fedrep": Entry(
+        {"name": "fedrep", "personal": ["1.bias"], "body": 0.5},
+        (MATRIX, MATRIX),
+        Identity({"personal": [], "body": 1.0}, tolerance=1e-12),
+    ),
+    "ditto": Entry({"name": "ditto", "lam": 0.5}),
     "fedspeed": Entry({"name": "fedspeed", "mu": 0.5}),
     "fedspeed-cohort": Entry(
         {"name": "fedspeed", "mu": 0.5, "alpha": 0.6, "normalised": False, "server": "cohort"}
@@ -207,6 +218,7 @@ SAMPLE = _sampled()
 
 REFUSE_MOMENTUM: Mapping[str, str] = {
     "centralized": "lasts over the rounds",
+    "ditto": "take plain steps",
     "fedadc": "the server's momentum",
     "fedadamw": "its local steps are AdamW's",
     "fedcm": "as K plain steps are long",
@@ -218,6 +230,7 @@ REFUSE_MOMENTUM: Mapping[str, str] = {
     "fedmoswa": "as plain steps are long",
     "fedmuon": "its local steps are Muon's",
     "fednova": "set mu: 0",
+    "fedrep": "a velocity would move",
     "ghb": "a momentum of their own",
     "localghb": "a momentum of their own",
     "mime": "stays fixed while",

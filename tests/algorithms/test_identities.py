@@ -212,6 +212,7 @@ EQUAL = [
     equal(a("fedvarp"), FEDAVG, cohort="full", weights="uniform"),
     equal(a("ef21", ratio=1.0), FEDAVG, cohort="full", weights="uniform"),
     equal(a("dpfedavg", clip=1e9, noise=0.0), FEDAVG, cohort="cyclic", weights="uniform"),
+    *(identical(a("ditto", lam=lam), FEDAVG) for lam in (0.0, B)),
     identical(a("mimelite", beta=0.0), FEDAVG),
     identical(a("mimelite", beta=0.0, form="ema"), FEDAVG),
     *(identical(a("fedhbm", nesterov=n), FEDAVG, rounds=2, cohort="cyclic") for n in NESTEROV),
@@ -413,6 +414,8 @@ DIFFERENT = [
             a("ef21", ratio=0.9),
             a("dpfedavg", clip=0.3, noise=0.0),
             a("dpfedavg", clip=1e9, noise=1e-10),
+            a("fedper", personal=["1.bias"]),
+            a("fedrep", personal=[], body=0.5),
         )
     ),
     # 2, with the norm of the other side, or another weight

@@ -94,7 +94,9 @@ def options(name: str, **choices: list[Any]) -> list[dict[str, Any]]:
 
 BOTH = [False, True]
 RATES = [1.0, 0.7]
-DEFAULTS = [{"name": name} for name in METHODS if name not in ("centralized", "dpfedavg")]
+# A linear model is its last dense layer: with fedper's default it is personal as a whole.
+WITHOUT_DEFAULTS = {"centralized", "dpfedavg", "fedper", "fedrep"}
+DEFAULTS = [{"name": name} for name in METHODS if name not in WITHOUT_DEFAULTS]
 OPTIONS = [
     *options("fedavgm", beta=[0.0, 0.6], nesterov=BOTH, server_lr=[0.4]),
     *options("fedadam", b1=[0.5], b2=[0.8], tau=[0.01], v0=[0.0, 0.02], bias_correction=BOTH),
@@ -133,6 +135,9 @@ OPTIONS = [
     *options("fedinit", beta=[0.4], delta=["model", "start"], server_lr=RATES),
     *options("fedswa", rho=[0.0, 0.4, 1.0], server_lr=[0.7]),
     *options("fedmoswa", rho=[0.0, 0.4], gamma=[0.4, 1.0], server_lr=[0.7]),
+    *options("fedper", personal=[["1.bias"], ["1.weight"]], server_lr=RATES),
+    *options("fedrep", personal=[["1.bias"]], body=[0.3, 0.7], server_lr=[0.7]),
+    *options("ditto", lam=[0.0, 0.5], server_lr=[0.7]),
     *options("fedspeed", mu=[0.4], alpha=[0.6], normalised=BOTH, server=["all", "cohort"]),
     *options("fedspeed", rho=[0.3], server=["all", "cohort"], server_lr=[0.7]),
     *options("fedgamma", rho=[0.3], option=[1, 2], first=["zero", "gradient"], server_lr=[0.7]),

@@ -74,6 +74,7 @@ def spread(
     *,
     kind=ExactReduction,
     unweighted=frozenset(),
+    bytes_of=None,
     local_values=None,
     **options,
 ):
@@ -83,7 +84,7 @@ def spread(
 
     def work(comm):
         mine = [i for i, owner in enumerate(owners) if owner == comm.rank]
-        return kind(comm, template, unweighted, dtype, CPU, **options).mean(
+        return kind(comm, template, unweighted, dtype, CPU, bytes_of).mean(
             [uploads[i] for i in mine],
             mine,
             [weights[i] for i in mine],
@@ -222,10 +223,19 @@ def test_what_is_handed_over_is_counted_on_every_rank(kind):
     """Three clients send 3 floats each; the scalar is ours.  Rank 0 has no client."""
     uploads = make([[1.0, 2.0, 3.0, 4.0]] * 3, torch.float32)
     outcomes = spread(
-        uploads, [1.0] * 3, [1, 2, 1], 3, kind=kind, nbytes=lambda upload: upload.delta.nbytes
+        uploads, [1.0] * 3, [1, 2, 1], 3, kind=kind, bytes_of=lambda upload: upload.delta.nbytes
     )
     assert [sent for _, sent, _ in outcomes] == [3 * 3 * 4] * 3
     assert [sent for _, sent, _ in spread(uploads, [1.0] * 3, [1, 2, 1], 3)] == [3 * 4 * 4] * 3
+
+
+@pytest.mark.parametrize("kind", [ExactReduction, FastReduction])
+def test_a_field_of_length_0_passes(kind):
+    """Of a method whose clients share nothing; rank 0 has no client."""
+    uploads = [Upload(torch.zeros(0), torch.tensor(level)) for level in (1.0, 2.0, 6.0)]
+    for mean, sent, _ in spread(uploads, [1.0] * 3, [1, 2, 1], 3, kind=kind):
+        assert (mean.delta.shape, sent) == ((0,), 3 * 4)
+        assert float(mean.level) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("kind", [ExactReduction, FastReduction])

@@ -153,6 +153,42 @@ def test_own_models(tmp_path, job):
     assert run.log[3]["local_model_accuracy_mean"] == run.log[2]["local_model_accuracy_mean"]
 
 
+@pytest.mark.parametrize("algorithm", ["ditto", "fedper"])
+def test_personal_models(tmp_path, job, algorithm):
+    """All clients have one, the initial model if they took no part yet; the third never does."""
+    cohort = {"kind": "replay", "rounds": [[2], [0], []]}
+    settings = job(
+        algorithm=algorithm, cohort=cohort, rounds=3, evaluate={"personal": True, "clients": True}
+    )
+    run = play(tmp_path, settings)
+    for whose in ("mean", "std", "worst_decile", "best_decile"):
+        first = run.log[0]
+        assert first[f"personal_accuracy_{whose}"] == first[f"client_accuracy_{whose}"]
+    assert run.log[0]["personal_loss"] == near(np.mean(LOSSES))
+    components = parts(tmp_path, settings)
+    right, loss, rate = [], [], []
+    for client, state in enumerate(states(run.path, components)):
+        rows, kept = THREE.rows(client), state or components.first_state(client)
+        outputs = torch.tensor(X[rows]) * kept[0]  # everything is the client's own
+        labels = torch.tensor(Y[rows])
+        right.append(int((outputs.argmax(1) == labels).sum()))
+        loss.append(float(torch.nn.functional.cross_entropy(outputs, labels, reduction="sum")))
+        rate.append(right[-1] / len(rows))
+    assert run.log[2]["personal_accuracy"] == near(sum(right) / 7)
+    assert run.log[2]["personal_loss"] == near(sum(loss) / 7)
+    assert run.log[2]["personal_loss"] != run.log[1]["personal_loss"]
+    assert run.log[2]["personal_accuracy_mean"] == near(np.mean(rate))
+    assert run.log[2]["personal_accuracy_worst_decile"] == near(min(rate))
+    assert run.log[3]["personal_loss"] == run.log[2]["personal_loss"]
+
+
+def test_personal_models_of_a_regression_have_a_loss(log):
+    problem = THREE._replace(y=Y.astype(float))
+    model = {"name": "linear", "bias": False}
+    found = log(problem=problem, algorithm="ditto", model=model, evaluate={"personal": True})
+    assert {key for key in found[1] if key.startswith("personal")} == {"personal_loss"}
+
+
 def test_scores_cost_nothing_unless_asked_for(tmp_path, job, monkeypatch):
     plain = play(tmp_path, job(algorithm="fedhbm"))
     assert {key for key in plain.log[0] if not measured(key)} == {"round"}
@@ -168,6 +204,7 @@ def test_scores_cost_nothing_unless_asked_for(tmp_path, job, monkeypatch):
             {"evaluate": {"local_models": True}},
             "evaluate.local_models: fedavg keeps no local models",
         ),
+        ({"evaluate": {"personal": True}}, "evaluate.personal: fedavg makes no models of the cl"),
         ({"evaluate": {"best": True}}, "evaluate.best: this data has no test set"),
         (
             {

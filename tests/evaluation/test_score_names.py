@@ -15,25 +15,30 @@ from tests.rundirs import log_of
 
 @pytest.fixture
 def trained(job, tmp_path, determinism):
-    return hpcfl.run(
-        job,
-        {
-            "algorithm.name": "fedhbm",
+    """A run of the algorithm with all scores that it can have."""
+
+    def go(algorithm, **asked):
+        settings = {
+            "algorithm.name": algorithm,
             "data.validation": {"share": 0.25},
-            "evaluate": {"train": True, "clients": True, "local_models": True},
-        },
-        out=tmp_path / "run",
-    )
+            "evaluate": {"train": True, "clients": True, **asked},
+        }
+        return hpcfl.run(job, settings, out=tmp_path / algorithm)
+
+    return go
 
 
 def test_every_score_that_is_written_is_listed(trained):
-    *_, before, evaluated = trained.log
-    scores = evaluated.keys() - before.keys()
+    scores = set()
+    for run in (trained("fedhbm", local_models=True), trained("ditto", personal=True)):
+        *_, before, evaluated = run.log
+        scores |= evaluated.keys() - before.keys()
     assert scores - {"local_model_clients"} == {key for key in SCORES if "top5" not in key}
     assert not any(is_score(key) for key in before)
 
 
 def test_one_more_score_is_one_line(trained, monkeypatch, tmp_path):
+    trained = trained("fedavg")
     monkeypatch.setitem(SCORES, "epsilon", Score("epsilon", "privacy", "lower", percent=False))
     evaluated = {"round": 4, "train_loss": 0.5, "epsilon": 2.5}
     log = [*({"round": t, "train_loss": 1.0} for t in range(4)), evaluated]

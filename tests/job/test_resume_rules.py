@@ -59,6 +59,7 @@ def test_every_key_is_free_or_bound_as_written_here():
         "evaluate.last",
         "evaluate.local_models",
         "evaluate.metrics",
+        "evaluate.personal",
         "evaluate.train",
         "rounds",
         "store.cache_gib",

@@ -71,7 +71,7 @@ def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
 def test_a_client_without_a_word_to_score_has_no_accuracy(model):
     meter, x = Meter(Gradient(model, LOSSES["tokens"]), "tokens", WORDS.classes), parameters(model)
     people = population(4)
-    clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
+    clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None, None)
     found = clients.global_scores(meter, x, Solo(), objective=False, accuracy=True)
     sums = meter.whole(x, people.training(0))
     assert (sums["scored"], sums["examples"]) == (1 + 3 + 4, 11)
@@ -93,7 +93,7 @@ def test_a_client_whose_labels_are_all_padding(model):
     assert torch.equal(full, torch.zeros_like(x))
     meter = Meter(gradient, "tokens", WORDS.classes)
     weights = torch.ones(2).double().numpy()
-    clients = Clients(people, [0, 1], weights, lambda _: None)
+    clients = Clients(people, [0, 1], weights, lambda _: None, None)
     found = clients.global_scores(meter, x, Solo(), objective=True, accuracy=False)
     sums = meter.whole(x, people.training(0))
     assert found["train_objective"] == sums["loss"] / sums["examples"] / 2
@@ -108,7 +108,7 @@ def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
     tests = EvaluationSet(
         examples, None, to_indices, batch_size=4, dtype=torch.float64, device=torch.device("cpu")
     )
-    clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None)
+    clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None, None)
     evaluation = Evaluation(Evaluate(), gradient, dataset(rows), {"test": tests}, clients, Solo())
     assert scored == evaluation.scores(parameters(model)).keys() - {"test_top5_accuracy"}
 

@@ -27,12 +27,21 @@ JOBS = {
     "clients": {**JOB, "data": {**JOB["data"], "validation": {"share": 0.1, "of": "clients"}}},
     "uniform": {**JOB, "weights": "uniform"},
 }
+PLAYED = {
+    **JOBS,
+    "personal": {
+        **JOBS["held"],
+        "algorithm": {"name": "ditto"},
+        "evaluate": {"every": 1, "batch_size": 16, "personal": True},
+    },
+}
+PARTS = ("mean", "std", "worst_decile", "best_decile")
 SCORES = {
     "test_loss", "test_accuracy", "test_top5_accuracy", "train_objective", "local_model_clients",
     *(
         f"{whose}_accuracy_{part}"
         for whose in ("client", "local_model")
-        for part in ("mean", "std", "worst_decile", "best_decile")
+        for part in PARTS
     ),
 }  # fmt: skip
 VALIDATION = {"validation_loss", "validation_accuracy", "validation_top5_accuracy"}
@@ -44,7 +53,7 @@ def play(tmp_path_factory):
 
     def go(ranks, stop=0, folder=None):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
-        play_all(root, JOBS, ranks, stop=stop, mpi=False)
+        play_all(root, PLAYED, ranks, stop=stop, mpi=False)
         return root
 
     return go
@@ -71,15 +80,21 @@ def test_the_jobs_have_every_score(alone):
         assert log[0]["local_model_clients"] < log[-1]["local_model_clients"] < 23
 
 
+def test_the_clients_own_models_have_theirs(alone):
+    log = outcome(alone / "personal").log
+    for score in ("loss", "accuracy", *(f"accuracy_{part}" for part in PARTS)):
+        assert len({record[f"personal_{score}"] for record in log}) > 1, score
+
+
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=long_form), 3])
 def test_on_any_number_of_ranks(alone, play, ranks):
     many = play(ranks)
-    for name in JOBS:
+    for name in PLAYED:
         assert left(many / name) == left(alone / name), name
 
 
 def test_stopped_and_resumed_on_another_number_of_ranks(alone, play):
     folder = play(3, stop=4)
     play(2, folder=folder)
-    for name in JOBS:
+    for name in PLAYED:
         assert left(folder / name) == left(alone / name), name

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+import hpcfl as api
 from hpcfl.errors import StoreError, file_error
 from hpcfl.exports import checkpoint as export
 from hpcfl.run_dir import manifest
@@ -225,3 +226,51 @@ def test_half_precision_states_become_float32():
     found = _array(torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
     assert found.dtype == np.float32
     assert found.tolist() == [1.5, -2.0]
+
+
+def personal(name, client, out):
+    """What is exported of a client of a run, and the same by its module and its named tensors."""
+    run, npz, tensors = out / name, out / "own.npz", out / "own.safetensors"
+    assert api.export(run, npz, state_dict=tensors, client=client) == [npz, tensors]
+    with np.load(npz) as found:
+        x = found["x"]
+    module = api.load_model(run, client=client)
+    named = load_file(tensors)
+    assert named.keys() == module.state_dict().keys()
+    for flat in (
+        np.concatenate([named["1.weight"].ravel(), named["1.bias"]]),
+        torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy(),
+    ):
+        np.testing.assert_array_equal(flat, x)
+    return x
+
+
+def test_a_client_s_own_model(job, tmp_path, hpcfl):
+    """Client 3 was never asked: it has the personal parameters of the initial model."""
+    settings = ["cohort={kind: cyclic, size: 1}", "rounds=3"]
+    method = "algorithm={name: fedper, personal: [1.bias]}"
+    assert hpcfl("run", job, method, *settings, "--out", tmp_path / "fedper").code == 0
+    target, x = tmp_path / "x.npz", server(tmp_path / "fedper", 3)["x"]
+    done = hpcfl("export", tmp_path / "fedper", "-o", target, "--client", 1, "--clients")
+    assert done.code == 0
+    with np.load(target) as found:
+        np.testing.assert_array_equal(found["x"], [*x[:12], *found["state_own"][1]])
+        np.testing.assert_array_equal(found["x"], personal("fedper", 1, tmp_path))
+    np.testing.assert_array_equal(x, personal("fedper", 3, tmp_path))
+    for client in (-1, 4):
+        done = hpcfl("export", tmp_path / "fedper", "-o", target, "--client", client)
+        assert (done.code, done.err) == (
+            2,
+            [f"JobError: client: found {client}, expected a number from 0 to 3"],
+        )
+
+
+def test_a_client_of_a_method_without_models(run, tmp_path, hpcfl):
+    done = hpcfl("export", run, "-o", tmp_path / "x.npz", "--client", 0)
+    assert (done.code, done.err) == (
+        2,
+        [
+            "JobError: client: found 0, but fedhbm makes no models of the clients' own, as fedper "
+            "and ditto do; leave it out"
+        ],
+    )

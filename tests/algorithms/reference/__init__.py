@@ -49,6 +49,7 @@ from tests.algorithms.reference.momentum import (
     localghb,
     mofedsam,
 )
+from tests.algorithms.reference.personal import ditto, fedper, fedrep
 from tests.algorithms.reference.setting import Setting
 from tests.algorithms.reference.sharpness import (
     fedgamma,
@@ -66,6 +67,7 @@ METHODS: Mapping[str, Callable[..., Array]] = {
     for method in (
         adabest,
         centralized,
+        ditto,
         dpfedavg,
         ef21,
         fedacg,
@@ -91,7 +93,9 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         fedmuon,
         fednova,
         fedntd,
+        fedper,
         fedprox,
+        fedrep,
         fedsam,
         fedsmoo,
         fedspeed,
