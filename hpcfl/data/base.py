@@ -79,7 +79,7 @@ class Dataset:
     when they are used, and drops them when memory is short."""
     origin: str = ""
     """Of examples in a prepared file: what it was made from, and its size, which a resume compares
-    in the place of the examples (``hpcfl.data.hdf5.origin_and_size``)."""
+    in the place of the examples (``hpcfl.data.prepared_file.origin_and_size``)."""
     digest: str = ""
     """Of all examples and their clients, once a run has loaded them."""
     notes: tuple[str, ...] = ()

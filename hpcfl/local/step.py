@@ -1,7 +1,7 @@
 """The ``local`` section of a job with its learning-rate schedule; a client's task, step and result.
 
 ``Gradient`` is the gradient of a client's batches, and ``local_step`` the step that executors,
-dry round and preflight all take.
+the dry round and the checks before round 1 all take.
 """
 
 import math

@@ -167,8 +167,9 @@ def describe(run: RunRecord, sizes: str) -> Iterator[tuple[str, str]]:
     if heartbeats:
         yield "ranks", _ranks(heartbeats, time.time())
     yield from _scores(run)
-    yield "checkpoint", _newest_checkpoint(folder.checkpoints)
-    yield "on disk", sizes
+    if not folder.is_record:
+        yield "checkpoint", _newest_checkpoint(folder.checkpoints)
+        yield "on disk", sizes
     for entry in run.history:
         if "branch_of" in entry:
             text = f"of {entry['branch_of']} at round {entry['round']}"

@@ -267,6 +267,8 @@ def _read_history(folder: RunDir) -> list[dict[str, Any]]:
     """Read the history, and check that its entries have the keys that are shown."""
     entries = folder.history_entries()
     for number, entry in enumerate(entries, 1):
+        if "opened" in entry:  # a start that has not come to its rounds, or ended before
+            continue
         needed = ("time", "round", "ranks") if "session" in entry else ("time", "round")
         absent = [key for key in needed if key not in entry]
         if absent:

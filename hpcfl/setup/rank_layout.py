@@ -53,7 +53,7 @@ class RankInfo(BaseModel):
     versions: dict[str, str]
     """Of the packages that must be the same on all ranks."""
     code: dict[str, str]
-    """The digests of the files of the user's classes (``user_code_digests``)."""
+    """The digests of the files of the user's classes (``code_digests``)."""
     job: str
     """A hash of the job and the run directory that it was given."""
     fault: str = ""

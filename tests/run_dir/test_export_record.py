@@ -28,6 +28,9 @@ def test_a_report_reads_it_like_the_run(run, tmp_path, hpcfl):
         ours, theirs = (hpcfl("report", at, "--layout", layout) for at in (copy, run))
         assert (ours.code, ours.out) == (theirs.code, theirs.out) != (0, [])
     assert hpcfl("report", copy, "--plot", tmp_path / "plot.png").code == 0
+    titles = {line[:11].strip() for line in hpcfl("status", copy).out}
+    assert "record" in titles
+    assert not titles & {"checkpoint", "on disk"}  # which it never has
 
 
 def test_it_names_no_host_and_no_folder(job, arrays, tmp_path, hpcfl):

@@ -68,6 +68,18 @@ def test_a_run_that_was_stopped_and_went_on(job, tmp_path, hpcfl, monkeypatch):
     assert [start["outcome"]["ending"] for start in starts(run)] == ["stopped", "finished"]
 
 
+def test_a_start_that_ended_before_its_rounds(job, tmp_path, hpcfl, monkeypatch):
+    """Such as by a kill while the states are verified; also while it is still alive."""
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    monkeypatch.setattr(RankSession, "open_store", lambda self: fail())
+    with pytest.raises(RuntimeError):
+        hpcfl("resume", run, "rounds=8")
+    assert "opened" in starts(run)[-1]
+    assert lines(hpcfl("status", run))["run"].endswith("fedhbm, finished")
+    assert hpcfl("report", run).err == []
+
+
 def test_a_resume_that_is_stopped_before_its_first_round(job, tmp_path, hpcfl, monkeypatch):
     run = tmp_path / "run"
     assert hpcfl("run", job, "--out", run).code == 0
