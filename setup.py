@@ -51,6 +51,8 @@ setup(
         "mpi": ["mpi4py>=4.0,<5", "mpich>=4.3,<6"],
         # MPI of the site: mpi4py loads the libmpi that the cluster's modules put in place.
         "cluster": ["mpi4py>=4.0,<5"],
+        # The epsilon of dpfedavg; it wants an old attrs.
+        "privacy": ["dp-accounting>=0.4,<1"],
         "huggingface": ["datasets>=4,<6"],
         "demo": ["scikit-learn>=1.5,<2"],
         "tensorboard": ["tensorboard>=2.18,<3"],

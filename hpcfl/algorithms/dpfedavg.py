@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from hpcfl.algorithms.base import Client, Cohort, Draws, Facts, Message, Nothing, Server, Upload
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.types import NonNegative, Positive, Vector
+from hpcfl.types import NonNegative, Part, Positive, Vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,8 @@ class DPFedAvg(FedAvg):
     """The largest norm of a client's movement; longer ones are scaled down to it."""
     noise: NonNegative
     """z, the noise's standard deviation in the sum over the clip."""
+    delta: Part | None = None
+    """Of the guarantee whose epsilon is reported; N^-1.1 when absent."""
 
     def resolve(self, facts: Facts) -> "DPFedAvg":
         if facts.weights != "uniform":

@@ -108,7 +108,7 @@ def _sizes(name: str, cls: type[Algorithm]) -> tuple[Sequence[str], Sequence[str
     with as_job_error(f"list: {name}", "with its default settings its dry round failed", "", cls):
         algorithm = cls()
         refused = algorithm.refuses_optimizer
-        return multiples(algorithm), [f"(no local.momentum: {refused})"] if refused else []
+        return multiples(algorithm), [f"(plain SGD alone: {refused})"] if refused else []
 
 
 def _tasks(known: Mapping[str, Any]) -> Table:

@@ -232,6 +232,7 @@ def _plan(options: argparse.Namespace) -> None:
         sizes=None if options.sizes is None else read_sizes(options.sizes),
         ranks_per_node=options.ranks_per_node,
         words=[str(options.job), *options.overrides],
+        epsilon=options.epsilon,
     )
     if not options.measure or _may_print():
         _say(made)

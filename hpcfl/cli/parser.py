@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,9 @@ def _add_plan_and_list(commands: Any) -> None:
     plan.add_argument(
         "--ranks-per-node", type=_count, metavar="N", help="at most, in the command for Slurm"
     )
+    plan.add_argument(
+        "--epsilon", type=_positive, metavar="E", help="find the noise of dpfedavg that keeps it"
+    )
     plan.set_defaults(command="plan")
 
     listing = commands.add_parser(
@@ -404,6 +408,16 @@ def _labels(text: str) -> list[str]:
 
 def _count(text: str) -> int:
     return _whole(text, 1)
+
+
+def _positive(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < inf:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a positive number")
+    return found
 
 
 def _natural(text: str) -> int:

@@ -158,6 +158,9 @@ def _why_not_in_branch(key: str, before: Settings, after: Settings) -> str | Non
     if key == "precision":
         double = "float64" in (before.get(key), after.get(key))
         return "the model and the states have another dtype in float64" if double else None
+    private = before.get("algorithm.name") == "dpfedavg"
+    if private and key.startswith(("algorithm.noise", "algorithm.delta", "cohort")):
+        return "epsilon counts all rounds alike"
     kept = (why for name, why in KEPT_IN_BRANCH.items() if f"{key}.".startswith(f"{name}."))
     return next(kept, None)
 

@@ -20,6 +20,7 @@ from hpcfl.checks.disk import (
     store_bytes,
 )
 from hpcfl.engine.dry_round import Traffic, nbytes, traffic
+from hpcfl.evaluation.privacy import Accountant, accountant
 from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
 from hpcfl.plan.memory import Activations, Holding, Memory, Process, memory
 from hpcfl.setup.components import Components
@@ -78,6 +79,8 @@ class Plan:
     """The disk space of the run directory."""
     shares: tuple[RankShare, ...]
     """One a rank."""
+    accountant: Accountant | None
+    """Of the privacy; None where the algorithm promises none."""
 
     @property
     def overhead(self) -> float:
@@ -141,6 +144,7 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
             _share(components, usage, rank, int(members), process, activations)
             for rank, members in enumerate(most_trained(components, usage))
         ),
+        accountant=accountant(components.algorithm, job.cohort, len(population)),
     )
 
 

@@ -17,6 +17,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.errors import JobError
+from hpcfl.evaluation.privacy import INSTALL, Accountant
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan.data import Sizes, planned_data
@@ -59,6 +60,7 @@ def make_plan(
     sizes: Sizes | None = None,
     ranks_per_node: int | None = None,
     words: Sequence[str] = (),
+    epsilon: float | None = None,
 ) -> JobPlan:
     """Find out what the job will need on so many ranks.
 
@@ -72,6 +74,7 @@ def make_plan(
         sizes: of the data, instead of the real ones.
         ranks_per_node: at most, in the command for Slurm.
         words: the job and its settings, in that command.
+        epsilon: of the privacy for which the noise is to be found.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -79,10 +82,11 @@ def make_plan(
     if ranks is not None and ranks < 1:
         raise JobError(f"ranks: found {ranks}, expected 1 at least")
     if not measure:
-        return _make_plan(loaded, ranks or 1, out, None, sizes, ranks_per_node, words)
+        return _make_plan(loaded, ranks or 1, out, None, sizes, ranks_per_node, words, epsilon)
     comms = loaded.job.comm
     with group(connect(comms.backend, device_type(loaded.job), comms.timeout_s)) as comm:
-        return _make_plan(loaded, ranks or comm.size, out, comm, sizes, ranks_per_node, words)
+        most = ranks or comm.size
+        return _make_plan(loaded, most, out, comm, sizes, ranks_per_node, words, epsilon)
 
 
 def _make_plan(
@@ -93,6 +97,7 @@ def _make_plan(
     sizes: Sizes | None,
     ranks_per_node: int | None,
     words: Sequence[str],
+    epsilon: float | None,
 ) -> JobPlan:
     """See ``make_plan``; collective on the ranks of ``comm``, which measure."""
     with nullcontext() if comm is None else raise_collectively(comm):
@@ -106,9 +111,15 @@ def _make_plan(
         if not data.real and process.resident is not None:  # as if it were loaded
             process = Process(process.resident + data_bytes(parts), None)
         found = plan(parts, ranks, process=process, activations=activations)
-    name = f"{loaded.name}: {short_name(parts.loaded.tree['algorithm']['name'])}"
+    algorithm = short_name(parts.loaded.tree["algorithm"]["name"])
     lines = [
-        render_tables(_summary(found, name), _ranks(found), _memory(found), width=WIDTH),
+        render_tables(
+            _summary(found, f"{loaded.name}: {algorithm}"),
+            _ranks(found),
+            _memory(found),
+            width=WIDTH,
+        ),
+        *([] if epsilon is None else [_noise(found, algorithm, epsilon)]),
         *(fill(note, WIDTH) for note in data.notes),
         _disk_line(found, out or Path("runs") / loaded.name),
     ]
@@ -210,6 +221,8 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     counted = f"; {found.counted}" if found.counted else ""
     yield "overhead", f"{found.overhead:.3g}x FedAvg: {down} + {up} vectors{counted}"
     once = f", and {decimal(found.shared)} for all of a rank and round" if found.shared else ""
+    if found.accountant is not None:
+        yield "privacy", _privacy(found.accountant, found.rounds)
     yield "states", f"{decimal(found.own)} per client{once}"
     yield "server", f"{decimal(found.server)}, on every rank"
     yield "stores", f"{decimal(found.disk_budget.stores)} on {len(found.shares)} rank(s)"
@@ -218,6 +231,21 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
         f"{decimal(found.disk_budget.checkpoint)} each, "
         f"{found.disk_budget.checkpoints} at most at a time",
     )
+
+
+def _privacy(found: Accountant, rounds: int) -> str:
+    """Epsilon after all rounds, and what it means."""
+    if not found.computable:
+        return f"epsilon is not computed: dp-accounting is not installed; {INSTALL}"
+    return f"epsilon {found.epsilon(rounds):.4g} for delta {found.delta:.3g}: {found.bound}"
+
+
+def _noise(found: Plan, name: str, epsilon: float) -> str:
+    """The noise with which all rounds keep an epsilon."""
+    if found.accountant is None:
+        raise JobError(f"--epsilon: {name} promises no privacy; use algorithm.name: dpfedavg")
+    noise = found.accountant.noise_for(epsilon, found.rounds)
+    return f"epsilon {epsilon:g} after {found.rounds} rounds: algorithm.noise={noise:.6g}"
 
 
 def _ranks(found: Plan) -> Table:

@@ -21,6 +21,7 @@ from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RunStart
 from hpcfl.engine.run import CheckpointState
 from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.evaluation.privacy import INSTALL, accountant
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import frozen_note
 from hpcfl.run_dir.branches import Branch
@@ -80,6 +81,8 @@ class RankSession:
         self.branches: Sequence[Branch] = ()
         """Where the run was branched from others; on rank 0."""
         self._evaluation: Evaluation | None = None
+        job, clients = components.job, len(components.rows)
+        self._accountant = accountant(components.algorithm, job.cohort, clients)
 
     @property
     def my_clients(self) -> list[int]:
@@ -148,7 +151,9 @@ class RankSession:
         scores = self._evaluation.scores(x)
         if self.components.job.evaluate.best and self.comm.rank == 0:
             self.checkpointer.best.offer(round, scores, x)
-        return scores
+        if self._accountant is None or not self._accountant.computable:
+            return scores
+        return {**scores, "epsilon": self._accountant.epsilon(round)}
 
     def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         """Write a round to the log, the progress and the callbacks, see ``Outputs.record``."""
@@ -196,6 +201,8 @@ class RankSession:
             parts.append(f"model.init left out {', '.join(components.missing_weights)}")
         if self.outputs.callbacks:
             parts.append(f"calls {', '.join(self.outputs.callbacks.names)}")
+        if self._accountant is not None and not self._accountant.computable:
+            parts.append(f"epsilon is not in the log: dp-accounting is not installed; {INSTALL}")
         if unscored:
             parts.append("held-out examples are not scored: evaluate.clients=true does")
         if job.evaluate.best and components.split.validation is None:

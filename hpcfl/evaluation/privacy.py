@@ -1,0 +1,122 @@
+"""The privacy of DP-FedAvg: an (epsilon, delta) guarantee for whole clients, by dp-accounting.
+
+Renyi differential privacy composes the rounds.  Which bound it is follows from the cohorts:
+
+    bernoulli  Poisson sampling; neighbours differ by one client's presence
+    uniform    sampling without replacement (Wang, Balle, Kasiviswanathan, 2019); neighbours
+               differ by one client replaced, which moves the sum by two clips
+    others     every round counts for every client, as nobody draws the cohorts; presence
+"""
+
+from importlib import import_module
+from typing import Any
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.dpfedavg import DPFedAvg
+from hpcfl.cohort.sampling import Bernoulli, CohortConfig, Uniform
+from hpcfl.errors import JobError
+from hpcfl.io.packages import installed
+
+PACKAGE = "dp_accounting"
+INSTALL = "pip install 'hpcfl[privacy]'"
+# Whole numbers, for which the formulas are exact and fast; every choice gives a valid bound.
+_ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256)
+_LEAST_NOISE = 0.05  # where the search for a noise begins
+
+
+class Accountant:
+    """Finds the epsilon of a job's rounds, and the noise for an epsilon.
+
+    Args:
+        algorithm: the job's.
+        cohort: the job's section of that name.
+        population: N.
+    """
+
+    def __init__(self, algorithm: DPFedAvg, cohort: CohortConfig, population: int) -> None:
+        self._noise, self._cohort, self._population = algorithm.noise, cohort, population
+        self.delta: float = algorithm.delta or max(population, 2) ** -1.1
+
+    @property
+    def computable(self) -> bool:
+        """Whether ``epsilon`` can be called: without noise no package is needed."""
+        return not self._noise or installed(PACKAGE)
+
+    @property
+    def bound(self) -> str:
+        """Which bound it is, for the user."""
+        if self._sampled:
+            return "one client replaced; cohorts drawn without replacement"
+        if isinstance(self._cohort, Bernoulli):
+            return "one client present or not; Poisson sampling"
+        return "one client present or not; no sampling is counted on"
+
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon after so many rounds; infinite without noise.
+
+        Raises:
+            JobError: dp-accounting is not installed.
+        """
+        if not rounds:
+            return 0.0
+        if not self._noise:
+            return float("inf")
+        library = _library()
+        accountant = self._accountant(library)
+        accountant.compose(self._event(library, self._noise), rounds)
+        return float(accountant.get_epsilon(self.delta))
+
+    def noise_for(self, epsilon: float, rounds: int) -> float:
+        """The smallest noise, to 1e-6, with which so many rounds keep ``epsilon``.
+
+        Raises:
+            JobError: dp-accounting is not installed, or no noise is found.
+        """
+        library = _library()
+        try:
+            found = library.calibrate_dp_mechanism(
+                lambda: self._accountant(library),
+                lambda noise: library.SelfComposedDpEvent(self._event(library, noise), rounds),
+                epsilon,
+                self.delta,
+                library.LowerEndpointAndGuess(_LEAST_NOISE, 1.0),
+            )
+        except (ValueError, library.mechanism_calibration.NoBracketIntervalFoundError) as e:
+            raise JobError(f"--epsilon {epsilon:g}: no noise found: {e}") from e
+        return float(found)
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether a strict part of the clients is drawn without replacement."""
+        return isinstance(self._cohort, Uniform) and self._cohort.size < self._population
+
+    def _accountant(self, library: Any) -> Any:
+        relation = library.NeighboringRelation
+        neighbours = relation.REPLACE_ONE if self._sampled else relation.ADD_OR_REMOVE_ONE
+        return library.rdp.RdpAccountant(_ORDERS, neighbours)
+
+    def _event(self, library: Any, noise: float) -> Any:
+        """A round."""
+        if isinstance(self._cohort, Bernoulli):
+            event = library.GaussianDpEvent(noise)
+            return library.PoissonSampledDpEvent(self._cohort.p, event)
+        if isinstance(self._cohort, Uniform) and self._sampled:
+            event = library.GaussianDpEvent(noise / 2)
+            size = self._cohort.size
+            return library.SampledWithoutReplacementDpEvent(self._population, size, event)
+        return library.GaussianDpEvent(noise)
+
+
+def accountant(algorithm: Algorithm, cohort: CohortConfig, population: int) -> Accountant | None:
+    """The accountant of a job; None where its algorithm promises no privacy."""
+    if not isinstance(algorithm, DPFedAvg):
+        return None
+    return Accountant(algorithm, cohort, population)
+
+
+def _library() -> Any:
+    if not installed(PACKAGE):
+        raise JobError(
+            f"algorithm.name: dpfedavg: its epsilon needs the package dp-accounting; {INSTALL}"
+        )
+    return import_module(PACKAGE)

@@ -1,0 +1,168 @@
+"""The epsilon of DP-FedAvg: against formulas of the papers, in the log, in a plan."""
+
+from math import comb, inf, log, log1p
+
+import numpy as np
+import pytest
+import yaml
+
+import hpcfl.evaluation.privacy as privacy
+from hpcfl.algorithms.dpfedavg import DPFedAvg
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.cohort.sampling import Bernoulli, Cyclic, Uniform
+from hpcfl.errors import JobError
+from hpcfl.evaluation.privacy import accountant
+from tests.algorithms.play import play, softmax_problem, tree
+
+CLIENTS = 6
+KEYS = {"name": "dpfedavg", "clip": 0.5, "noise": 1.0}
+
+
+@pytest.fixture
+def library():
+    return pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+
+
+@pytest.fixture
+def missing(monkeypatch):
+    monkeypatch.setattr(privacy, "installed", lambda package: False)
+
+
+def of(cohort, population=1000, **fields):
+    return accountant(DPFedAvg(**{"clip": 1.0, "noise": 1.0} | fields), cohort, population)
+
+
+def least(renyi, delta):
+    """Epsilon by the Renyi divergence of each order (Canonne, Kamath, Steinke, 2020)."""
+    return min(renyi(a) + log1p(-1 / a) - (log(delta) + log(a)) / (a - 1) for a in range(2, 1025))
+
+
+@pytest.mark.parametrize(("q", "z", "rounds"), [(0.01, 1.0, 500), (0.1, 2.0, 50)])
+def test_poisson_sampling(library, q, z, rounds):
+    """Mironov, Talwar, Zhang, 2019, section 3.3."""
+
+    def renyi(a):
+        terms = [
+            log(comb(a, k)) + k * log(q) + (a - k) * log1p(-q) + (k * k - k) / (2 * z * z)
+            for k in range(a + 1)
+        ]
+        return rounds * np.logaddexp.reduce(terms) / (a - 1)
+
+    found = of(Bernoulli(p=q), noise=z)
+    assert found.delta == pytest.approx(1000**-1.1)
+    assert found.epsilon(rounds) == pytest.approx(least(renyi, found.delta), rel=2e-2)
+    assert found.epsilon(rounds) >= least(renyi, found.delta) * (1 - 1e-9)
+
+
+def test_no_sampling(library):
+    """T rounds of a Gaussian: T a / (2 z^2); cohorts that nobody draws, or everyone takes part."""
+    for cohort in (Cyclic(size=10), Uniform(size=1000), Bernoulli(p=1.0)):
+        found = of(cohort, noise=20.0, delta=1e-5)
+        expected = least(lambda a: 100 * a / (2 * 20.0**2), 1e-5)
+        assert found.epsilon(100) == pytest.approx(expected, rel=2e-2)
+    assert "no sampling" in of(Cyclic(size=10)).bound
+
+
+def test_fixed_size_is_another_bound(library):
+    """Of one client replaced; more than of Poisson sampling, less than without sampling."""
+    fixed, poisson, plain = (
+        of(cohort, noise=4.0).epsilon(20)
+        for cohort in (Uniform(size=10), Bernoulli(p=0.01), Cyclic(size=10))
+    )
+    assert poisson < fixed < plain
+    assert "without replacement" in of(Uniform(size=10)).bound
+
+
+@pytest.mark.parametrize("cohort", [Bernoulli(p=0.1), Uniform(size=100)], ids=str)
+def test_the_noise_for_an_epsilon(library, cohort):
+    noise = of(cohort).noise_for(8.0, 100)
+    assert of(cohort, noise=noise).epsilon(100) == pytest.approx(8.0, abs=1e-3)
+    assert of(cohort, noise=0.95 * noise).epsilon(100) > 8
+
+
+def test_without_noise_there_is_no_guarantee(missing):
+    """Which needs no package."""
+    found = of(Bernoulli(p=0.1), noise=0.0)
+    assert found.computable
+    assert (found.epsilon(0), found.epsilon(1)) == (0, inf)
+
+
+def test_other_methods_promise_none():
+    assert accountant(FedAvg(), Bernoulli(p=0.1), 1000) is None
+
+
+def test_a_missing_package_is_one_line(missing):
+    found = of(Bernoulli(p=0.1))
+    assert not found.computable
+    for call in (lambda: found.epsilon(1), lambda: found.noise_for(8.0, 1)):
+        with pytest.raises(JobError, match="needs the package dp-accounting; pip install"):
+            call()
+
+
+@pytest.fixture
+def job(tmp_path):
+    made = tree(tmp_path, softmax_problem(), KEYS, rounds=4)
+    return {**made, "cohort": {"kind": "bernoulli", "p": 0.5}, "evaluate": {"every": 2}}
+
+
+def test_the_log_has_epsilon_at_every_evaluation(library, tmp_path, job):
+    log = play(tmp_path, job).log
+    found = of(Bernoulli(p=0.5), CLIENTS, clip=0.5)
+    expected = {t: pytest.approx(found.epsilon(t)) for t in (0, 2, 4)}
+    assert {line["round"]: line["epsilon"] for line in log if "epsilon" in line} == expected
+
+
+def test_a_run_without_the_package_says_so(missing, tmp_path, job, capsys):
+    log = play(tmp_path, job).log
+    assert not any("epsilon" in line for line in log)
+    assert "epsilon is not in the log: dp-accounting is not installed" in capsys.readouterr().err
+
+
+@pytest.fixture
+def file(tmp_path, job):
+    path = tmp_path / "private.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def test_a_plan_has_epsilon_and_finds_the_noise(library, file, hpcfl):
+    found = of(Bernoulli(p=0.5), CLIENTS)
+    done = hpcfl("plan", file, "--epsilon", "20")
+    assert f"epsilon {found.epsilon(4):.4g} for delta {CLIENTS**-1.1:.3g}" in done.text
+    noise = found.noise_for(20.0, 4)
+    assert f"epsilon 20 after 4 rounds: algorithm.noise={noise:.6g}" in done.text
+    kept = hpcfl("plan", file, f"algorithm.noise={noise:.6g}").text
+    assert "epsilon 20 for delta" in kept
+
+
+def test_a_plan_without_noise_says_inf(missing, file, hpcfl):
+    assert "epsilon inf for delta" in hpcfl("plan", file, "algorithm.noise=0").text
+
+
+def test_a_plan_without_the_package_says_so(missing, file, hpcfl, refused):
+    assert "epsilon is not computed: dp-accounting is not installed" in hpcfl("plan", file).text
+    line = refused("plan", file, "--epsilon", "8")
+    assert "its epsilon needs the package dp-accounting; pip install 'hpcfl[privacy]'" in line
+
+
+def test_an_epsilon_of_another_method_is_refused(file, refused):
+    line = refused("plan", file, "algorithm={name: fedavg}", "--epsilon", "8")
+    assert line.endswith("--epsilon: fedavg promises no privacy; use algorithm.name: dpfedavg")
+
+
+@pytest.mark.parametrize("epsilon", ["-1", "0", "inf", "much"])
+def test_an_epsilon_is_a_positive_number(file, hpcfl, capsys, epsilon):
+    with pytest.raises(SystemExit):
+        hpcfl("plan", file, f"--epsilon={epsilon}")
+    assert f"found '{epsilon}', expected a positive number" in capsys.readouterr().err
+
+
+def test_other_weights_are_refused(file, refused):
+    assert "set weights: uniform" in refused("run", file, "weights=examples")
+
+
+def test_a_branch_keeps_the_noise_and_the_cohorts(missing, tmp_path, job, refused):
+    run = play(tmp_path, {**job, "checkpoint": {"every": 1, "keep": 9}}).path
+    for change in ("algorithm.noise=2.0", "cohort.p=0.7"):
+        line = refused("resume", run, change, "--round", 2, "--out", tmp_path / "new")
+        assert "epsilon counts all rounds alike" in line
