@@ -112,7 +112,7 @@ class RankSession:
             self.my_clients,
             parts.weights,
             partial(parts.own_model, store),
-            partial(parts.personal_model, store),
+            partial(parts.personal_model, store, gradient),
         )
         sets = {"test": parts.tests(), "validation": parts.validation()}
         self._evaluation = Evaluation(
@@ -145,7 +145,7 @@ class RankSession:
         if self._evaluation is None:
             raise RuntimeError("the evaluation is not open yet")
         self.comm.progress.phase = "evaluating"
-        scores = self._evaluation.scores(x)
+        scores = self._evaluation.scores(x, round)
         if self.components.job.evaluate.best and self.comm.rank == 0:
             self.checkpointer.best.offer(round, scores, x)
         return scores
