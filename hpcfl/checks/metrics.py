@@ -34,10 +34,11 @@ def check_scores(components: Components) -> None:
             f"evaluate.local_models: {components.loaded.tree['algorithm']['name']} keeps no local "
             "models, as fedhbm does; remove the key"
         )
-    if evaluate.personal and not components.algorithm.has_personal_models:
+    if evaluate.personal is True and not components.algorithm.has_personal_models:
         raise JobError(
             f"evaluate.personal: {components.loaded.tree['algorithm']['name']} makes no models of "
-            "the clients' own, as fedper and ditto do; remove the key"
+            "the clients' own, as fedper and ditto do; remove the key, or set "
+            "evaluate.personal.steps to score fine-tuned models"
         )
     tests, validated = dataset.test, components.split.validation is not None
     if evaluate.best and not validated and (tests is None or not len(tests.labels)):

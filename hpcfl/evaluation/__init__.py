@@ -19,7 +19,8 @@ at least one.
 
 ``personal_accuracy`` and ``personal_loss`` (``evaluate.personal``): each client's own model on the
 same examples, over all of them together; ``personal_accuracy_mean`` and its kind, over all clients
-that have such examples.  A client that never took part has its first state, and so a model.
+that have such examples.  A client that never took part has its first state, and so a model.  With
+``evaluate.personal.steps`` it is scored after so many local steps, which nothing else sees.
 
 Metrics of the user's (``evaluate.metrics``, ``hpcfl.evaluation.user_metrics``): ``test_NAME`` and
 ``validation_NAME``; ``client_NAME_*``, ``local_model_NAME_*`` and ``personal_NAME_*`` where the

@@ -28,8 +28,8 @@ class Clients:
     """[N], of every client in the mean."""
     local_model: Callable[[int], Vector | None]
     """Client -> its last local model, on the device; None while it has none."""
-    personal_model: Callable[[int, Vector], Vector]
-    """(client, the evaluated model x) -> the client's own model, on the device."""
+    personal_model: Callable[[int, Vector, int], Vector]
+    """(client, the evaluated model x, rounds completed) -> its own model, on the device."""
 
     def global_scores(
         self, meter: Meter, x: Vector, comm: Comm, *, objective: bool, accuracy: bool
@@ -66,9 +66,12 @@ class Clients:
         scores, clients = self._summaries("local_model", sums, meter, comm, device)
         return {**scores, "local_model_clients": clients}
 
-    def personal_scores(self, meter: Meter, x: Vector, comm: Comm) -> dict[str, float]:
+    def personal_scores(self, meter: Meter, x: Vector, round: int, comm: Comm) -> dict[str, float]:
         """Collective: the scores of each client's own model, beside ``x``, on its own data."""
-        sums = {i: meter.whole(self.personal_model(i, x), self.pool.testing(i)) for i in self.owned}
+        sums = {
+            i: meter.whole(self.personal_model(i, x, round), self.pool.testing(i))
+            for i in self.owned
+        }
         keys = ("loss", "examples", "correct", "scored")[: 4 if meter.classifies else 2]
         terms = [[own[key] for own in sums.values() if own] for key in keys]
         whole = dict(zip(keys, exact_sums(comm, terms, x.device), strict=True))

@@ -13,6 +13,14 @@ def metric_name(path: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FineTuning(Section):
+    """Local steps before a client's own model is scored; then they are thrown away."""
+
+    steps: Count
+    """How many, of plain FedAvg at the round's local learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluate(Section):
     """When models are evaluated, and by which scores; the last round always is."""
 
@@ -28,8 +36,9 @@ class Evaluate(Section):
     """Compute its accuracy on each client's examples, too: the mean, and the worst decile."""
     local_models: bool = False
     """Evaluate each client's last local model, too, if the algorithm keeps it."""
-    personal: bool = False
-    """Evaluate each client's own model, too, if the algorithm makes one."""
+    personal: bool | FineTuning = False
+    """Evaluate each client's own model, too, if the algorithm makes one; with ``{steps: k}`` after
+    k local steps more, from the global model if it makes none."""
     metrics: tuple[str, ...] = ()
     """Metrics of your own, by their dotted paths: on the test set, the validation data, and with
     ``clients``, ``local_models`` and ``personal`` on each client's examples."""

@@ -45,8 +45,11 @@ class Evaluation:
         self._meter = Meter(gradient, dataset.loss, dataset.classes, metrics)
         self._names = names(dataset.loss, dataset.classes)
 
-    def scores(self, x: Vector) -> dict[str, float]:
-        """Collective: the scores of the global model ``x``, see ``hpcfl.evaluation``."""
+    def scores(self, x: Vector, round: int) -> dict[str, float]:
+        """Collective: the scores of the global model ``x`` after ``round`` rounds.
+
+        See ``hpcfl.evaluation``.
+        """
         config, clients = self._config, self._clients
         scores: dict[str, float] = {}
         for name, examples in self._sets.items():
@@ -59,7 +62,7 @@ class Evaluation:
         if config.local_models:
             scores |= clients.local_model_scores(self._meter, self._comm, x.device)
         if config.personal:
-            scores |= clients.personal_scores(self._meter, x, self._comm)
+            scores |= clients.personal_scores(self._meter, x, round, self._comm)
         return scores
 
     def _scores_on(self, name: str, examples: EvaluationSet, x: Vector) -> dict[str, float]:

@@ -192,7 +192,7 @@ def _evaluated(components: Components) -> int:
         count += training
     if evaluate.clients and held is not None:
         count += own
-    return count + own * (evaluate.local_models + evaluate.personal)
+    return count + own * (evaluate.local_models + bool(evaluate.personal))
 
 
 def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:

@@ -115,7 +115,7 @@ class RankSession:
             self.my_clients,
             parts.weights,
             partial(parts.own_model, store),
-            partial(parts.personal_model, store),
+            partial(parts.personal_model, store, gradient),
         )
         sets = {"test": parts.tests(), "validation": parts.validation()}
         self._evaluation = Evaluation(
@@ -148,7 +148,7 @@ class RankSession:
         if self._evaluation is None:
             raise RuntimeError("the evaluation is not open yet")
         self.comm.progress.phase = "evaluating"
-        scores = self._evaluation.scores(x)
+        scores = self._evaluation.scores(x, round)
         if self.components.job.evaluate.best and self.comm.rank == 0:
             self.checkpointer.best.offer(round, scores, x)
         if self._accountant is None or not self._accountant.computable:

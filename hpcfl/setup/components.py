@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Algorithm, RandomInit
+from hpcfl.algorithms.base import Algorithm, Message, Nothing, RandomInit
+from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.cohort.assignment import Assignment, Balance, in_groups
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import ExactReduction
@@ -149,19 +150,29 @@ class Components:
         schema = self.schema.client_state
         return ClientStates(store, schema, self.stored_state, self.first_state, self.device)
 
-    def personal_model(self, store: ClientStore, client: int, x: Vector) -> Vector:
-        """A client's own model, on the device, of an algorithm that has such models.
+    def personal_model(
+        self, store: ClientStore, gradient: Gradient, client: int, x: Vector, round: int
+    ) -> Vector:
+        """A client's own model as ``evaluate.personal`` scores it, on the device.
 
         Args:
             store: of the client's state.
+            gradient: of the model's loss.
             client: its number; one that never took part has its first state.
             x: [P], the evaluated model.
+            round: rounds completed.
         """
-        states = self.client_states(store)
+        states, tuning = self.client_states(store), self.job.evaluate.personal
         made = self.algorithm.personal_model(x, states.to_device(client, states.read(client)))
-        if made is None:
-            raise RuntimeError("the algorithm makes no personal models")
-        return made
+        model = x if made is None else made
+        if isinstance(tuning, bool):
+            return model
+        # The batches and the rate of the last round: a cosine ends at a rate of 0 after it.
+        task = self.clients.task_apart(client, max(round - 1, 0), tuning.steps)
+        fedavg = Sequential(FedAvg().with_facts(self.algorithm.facts), gradient, self.descent)
+        (tuned,) = fedavg.train(Message(model), [task], [Nothing()], local_models=True)
+        self.clients.pop_elapsed_s()  # no time of a round
+        return tuned.local_model
 
     def tests(self, batch_size: int | None = None) -> EvaluationSet:
         """The test set, in batches of the job's size or another one."""

@@ -182,6 +182,28 @@ def test_personal_models(tmp_path, job, algorithm):
     assert run.log[3]["personal_loss"] == run.log[2]["personal_loss"]
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "ditto"])
+def test_fine_tuned_models(tmp_path, job, algorithm):
+    """Two steps more from x, or from the client's own model; the run is as it is without them."""
+    local = {"steps": 5, "batch_size": "full", "lr": 0.1, "weight_decay": 0.1}
+    asked = {"evaluate": {"personal": {"steps": 2}}, "local": local}
+    settings = job(algorithm=algorithm, **asked)
+    run, components = play(tmp_path, settings), parts(tmp_path, settings)
+    plain = play(tmp_path, job(algorithm=algorithm, local=local))
+    assert torch.equal(run.x, plain.x)
+    loss = 0.0
+    for client, state in enumerate(states(run.path, components)):
+        rows = THREE.rows(client)
+        inputs, labels = torch.tensor(X[rows]), torch.tensor(Y[rows])
+        w = (state.v if algorithm == "ditto" else run.x).clone().requires_grad_()
+        for _ in range(2):
+            mean = torch.nn.functional.cross_entropy(inputs * w, labels)
+            (g,) = torch.autograd.grad(mean, w)
+            w = (w - 0.1 * (g + 0.1 * w)).detach().requires_grad_()
+        loss += torch.nn.functional.cross_entropy(inputs * w, labels, reduction="sum").item()
+    assert run.log[1]["personal_loss"] == near(loss / 7)
+
+
 def test_personal_models_of_a_regression_have_a_loss(log):
     problem = THREE._replace(y=Y.astype(float))
     model = {"name": "linear", "bias": False}

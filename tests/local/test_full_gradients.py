@@ -110,7 +110,7 @@ def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
     )
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None, None)
     evaluation = Evaluation(Evaluate(), gradient, dataset(rows), {"test": tests}, clients, Solo())
-    assert scored == evaluation.scores(parameters(model)).keys() - {"test_top5_accuracy"}
+    assert scored == evaluation.scores(parameters(model), 0).keys() - {"test_top5_accuracy"}
 
 
 def test_recurrent_layers_train_without_dropout_on_a_gpu():

@@ -34,6 +34,10 @@ PLAYED = {
         "algorithm": {"name": "ditto"},
         "evaluate": {"every": 1, "batch_size": 16, "personal": True},
     },
+    "tuned": {
+        **JOBS["held"],
+        "evaluate": {"every": 4, "batch_size": 16, "personal": {"steps": 2}},
+    },
 }
 PARTS = ("mean", "std", "worst_decile", "best_decile")
 SCORES = {
