@@ -34,6 +34,7 @@ BRANCHABLE = (
     "evaluate.batch_size",
     "executor",
     "local",
+    "loss",
     "precision",
     "reduction",
     "rounds",  # also of a cosine
