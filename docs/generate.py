@@ -67,12 +67,15 @@ def keys() -> Iterator[str]:
 def algorithms() -> Iterator[str]:
     """Every algorithm: the header of its file, its traffic and its keys."""
     for name, cls in ALGORITHMS.items():
-        down, up, kept, server = multiples(cls())
+        # No size depends on a number that has no default.
+        required = {key.name: 1.0 for key in settings(cls) if key.default == REQUIRED}
+        algorithm = cls(**required)
+        down, up, kept, server = multiples(algorithm)
         yield f"\n### `{name}`\n\n```text"
         yield inspect.cleandoc(inspect.getmodule(cls).__doc__) + "\n```\n"
         yield f"Sent down {down}, sent up {up}, kept per client {kept}, kept by the server"
         yield f"{server}, in vectors of the model's size.\n"
-        if refused := cls().refuses_optimizer:
+        if refused := algorithm.refuses_optimizer:
             yield f"No `local.momentum`: {refused}.\n"
         own = settings(cls, Algorithm)
         if own:
