@@ -71,8 +71,9 @@ def keys() -> Iterator[str]:
 def algorithms() -> Iterator[str]:
     """Every algorithm: the header of its file, its traffic and its keys."""
     for name, cls in ALGORITHMS.items():
-        required = [key.name for key in settings(cls) if key.default == REQUIRED]
-        algorithm = cls(**dict.fromkeys(required, 1.0))
+        # No size depends on a number that has no default.
+        required = {key.name: 1.0 for key in settings(cls) if key.default == REQUIRED}
+        algorithm = cls(**required)
         down, up, kept, server = multiples(algorithm)
         yield f"\n### `{name}`\n\n```text"
         yield inspect.cleandoc(inspect.getmodule(cls).__doc__) + "\n```\n"

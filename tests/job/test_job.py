@@ -60,9 +60,15 @@ def test_a_task_lies_under_the_job(tmp_path):
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_what_is_written_loads_again(job, tmp_path, algorithm):
-    overrides = [f"algorithm={{name: {algorithm}}}", "data.partition={kind: dirichlet, alpha: 0.3}"]
+    keys = {"dpfedavg": ", clip: 1, noise: 1"}.get(algorithm, "")
+    overrides = [
+        f"algorithm={{name: {algorithm}{keys}}}",
+        "data.partition={kind: dirichlet, alpha: 0.3}",
+    ]
     loaded = load(job, overrides)
-    loaded = with_resolved_algorithm(loaded, loaded.job.algorithm.resolve(facts(0.25)))
+    loaded = with_resolved_algorithm(
+        loaded, loaded.job.algorithm.resolve(facts(0.25, weights="uniform"))
+    )
     path = tmp_path / "again.yaml"
     path.write_text(yaml.safe_dump(loaded.tree, sort_keys=False))
     again = load(path)

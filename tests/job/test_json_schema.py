@@ -93,8 +93,10 @@ def test_every_job_is_accepted(path):
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_every_algorithm_is_known(algorithm):
     """By its own keys: the branch for classes of a user takes dotted paths alone."""
-    assert accepts(changed("algorithm", {"name": algorithm}))
-    assert not accepts(changed("algorithm", {"name": algorithm, "no_such_key": 1}))
+    required = {"clip": 1.0, "noise": 1.0} if algorithm == "dpfedavg" else {}
+    keys = {"name": algorithm, **required}
+    assert accepts(changed("algorithm", keys))
+    assert not accepts(changed("algorithm", {**keys, "no_such_key": 1}))
 
 
 @pytest.mark.parametrize("key", ["cohort", "algorithm", "local", "local.lr", "rounds", "task"])

@@ -21,6 +21,9 @@ ROWS = [
 ]
 
 
+REQUIRED = {"dpfedavg": {"clip": 1.0, "noise": 1.0}}  # what has no default
+
+
 def test_there_are_some():
     assert len(ROWS) >= 20
 
