@@ -81,7 +81,7 @@ def test_the_log_has_the_losses_of_the_job(tmp_path):
 
 WRONG = {
     f"{__name__}.mean": "expected terms (3,), one for each example or label; the mean is hpcfl's",
-    f"{__name__}.duobled": "did you mean doubled?",
+    f"{__name__}.doubledd": "did you mean doubled?",
     f"{__name__}.LABELS": "expected a function of outputs and labels",
     "hinge": "expected one of data, label_smoothing, focal, or a dotted path",
 }
