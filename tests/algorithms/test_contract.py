@@ -263,7 +263,7 @@ def test_an_algorithm_tells_its_round_and_its_source(path):
     doc = ast.get_docstring(ast.parse(path.read_text()))
     assert doc
     assert all(re.search(rf"^ +{part} ", doc, re.MULTILINE) for part in ("send", "step", "update"))
-    assert re.search(r"arXiv:\d{4}\.\d{5}|equation|algorithm \d", doc)
+    assert re.search(r"arXiv:\d{4}\.\d{5}|equation|algorithm \d|Transactions on", doc)
     assert "\nDepartures: " in doc
 
 

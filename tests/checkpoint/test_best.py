@@ -154,7 +154,7 @@ def test_export(run, tmp_path, hpcfl):
 @pytest.mark.parametrize("more", [["--round", "2"], ["--clients"]])
 def test_the_best_is_no_checkpoint(run, tmp_path, refused, more):
     line = refused("export", run.path, "--best", "-o", tmp_path / "x.npz", *more)
-    assert line.endswith("leave out --round and --clients")
+    assert line.endswith("leave out --round, --client and --clients")
 
 
 def test_a_run_without_a_best_model(tmp_path, job, refused):

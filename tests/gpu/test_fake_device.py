@@ -116,6 +116,7 @@ def small_job(data, algorithm, **changes):
         "cohort": cohort,
         "algorithm": dict(algorithm),
         "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
+        "weights": "uniform" if algorithm["name"] == "dpfedavg" else "examples",
         "rounds": 3,
         "block_size": 2 if changes.get("executor") == "block" and not pooled else None,
         **changes,

@@ -10,7 +10,6 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.engine.dry_round import dry_round, traffic
 
 P = 1000
-REQUIRED = {"dpfedavg": {"clip": 1.0, "noise": 1.0}}
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (`[^|]*`) \| ([^|]* / [^|]*) \| ([012]) \|", re.MULTILINE)
 ROWS = [
