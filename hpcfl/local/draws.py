@@ -4,7 +4,7 @@ import torch
 
 from hpcfl.algorithms.base import Draws
 from hpcfl.errors import BrokenRuleError
-from hpcfl.seeds import NO_CLIENT, key
+from hpcfl.seeds import NO_CLIENT, stream
 from hpcfl.types import Vector
 
 
@@ -34,7 +34,8 @@ def drawn(
         if x.is_meta:
             made[name] = torch.empty_like(x)
             continue
-        generator = torch.Generator().manual_seed(key(seed, f"draw {name}", round, client))
-        draw = torch.randn if distribution == "normal" else torch.rand
-        made[name] = draw(x.shape, generator=generator, dtype=x.dtype, device="cpu").to(x.device)
+        # By numpy: torch's generator takes 32 bits of a seed, few enough to try them all.
+        generator = stream(seed, f"draw {name}", round, client)
+        draw = generator.standard_normal if distribution == "normal" else generator.random
+        made[name] = torch.from_numpy(draw(x.shape)).to(x.device, x.dtype)
     return made

@@ -4,18 +4,17 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
-import torch
 
-from hpcfl.seeds import NO_CLIENT, key
+from hpcfl.seeds import NO_CLIENT, stream
 from tests.algorithms.play import Array
 from tests.algorithms.reference.setting import Setting
 
 
 def draw(s: Setting, name: str, t: int, client: int = NO_CLIENT) -> Array:
     """A random vector of the job; its numbers alone are taken from hpcfl, as those of batches."""
-    generator = torch.Generator().manual_seed(key(s.seed, f"draw {name}", t, client))
-    made = torch.randn if name == "noise" else torch.rand
-    return made(len(s.x0), generator=generator, dtype=torch.float64).numpy()
+    generator = stream(s.seed, f"draw {name}", t, client)
+    made = generator.standard_normal if name == "noise" else generator.random
+    return made(len(s.x0))
 
 
 def number(ratio: float, v: Array) -> int:
