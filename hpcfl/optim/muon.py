@@ -21,6 +21,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from torch import Tensor, zeros_like
+from torch.nn.functional import pad
 
 from hpcfl.layout import Layout
 from hpcfl.optim.adam import Moments, adaptive, with_direction, zero_moments
@@ -29,6 +30,7 @@ from hpcfl.types import Decay, Positive, Vector
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ADAM = (0.9, 0.95)
+_MULTIPLE = 16
 
 
 class State(NamedTuple):
@@ -96,13 +98,16 @@ def columns(matrix: Tensor) -> int:
 def newton_schulz(matrix: Tensor) -> Tensor:
     """NS5 of a parameter as a matrix, in the parameter's shape."""
     a, b, c = _COEFFICIENTS
-    x = matrix.reshape(rows(matrix), columns(matrix))
-    tall = rows(x) > columns(x)
+    height, width = rows(matrix), columns(matrix)
+    # Zeros change no number.  In a block a client's products would else be rounded by its slot: the
+    # kernels take rows that do not fill whole vectors of the processor in another way.
+    x = pad(matrix.reshape(height, width), (0, -width % _MULTIPLE, 0, -height % _MULTIPLE))
+    tall = height > width
     x = x / (x.reshape(-1).norm() + 1e-7)
     x = x.T if tall else x
     for _ in range(5):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     x = x.T if tall else x
-    orthogonal: Tensor = x.reshape(matrix.shape)
+    orthogonal: Tensor = x[:height, :width].reshape(matrix.shape)
     return orthogonal

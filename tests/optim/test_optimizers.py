@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from torch.func import vmap
 
 from hpcfl.layout import Layout
 from hpcfl.optim import Adam, AdamW, Descent, Muon, Sgd
+from hpcfl.optim.muon import newton_schulz as newton_schulz_of
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((5, 3), (5,), (2, 3, 2)))
 STEPS = 9
@@ -101,9 +103,19 @@ def test_muon_is_its_formula(keys):
 
 
 def test_newton_schulz_makes_singular_values_near_one():
-    from hpcfl.optim.muon import newton_schulz as ours_of
-
     matrix = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    values = torch.linalg.svdvals(ours_of(matrix))
+    values = torch.linalg.svdvals(newton_schulz_of(matrix))
     assert values.min() > 0.6
     assert values.max() < 1.3
+
+
+@pytest.mark.parametrize("shape", [(10, 85), (33, 7), (6, 1, 5, 5), (7, 333)])
+def test_a_matrix_has_the_same_bits_in_every_slot_of_a_block(shape):
+    """Shapes whose rows do not fill whole vectors of the processor."""
+    generator = torch.Generator().manual_seed(0)
+    one, *others = torch.randn((8, *shape), generator=generator).unbind()
+    found = [
+        vmap(newton_schulz_of)(torch.stack([*others[:slot], one, *others[slot:]]))[slot]
+        for slot in range(8)
+    ]
+    assert all(torch.equal(found[0], other) for other in found[1:])
