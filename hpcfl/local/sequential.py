@@ -75,8 +75,8 @@ class Sequential:
         algorithm, gradient, client = self.algorithm, self.gradient, task.client
         with client_errors(task, "begin"):
             local = algorithm.begin(message, state, client)
-            y = algorithm.first_point(message, state, client).clone()
-        optimizer = self.descent.init(y)
+            first = algorithm.first_point(message, state, client)
+        y, optimizer = first.clone(), self.descent.init(first)
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
         lr, steps = float(client.lr), int(client.steps)
         with client_errors(task, "step") as at:

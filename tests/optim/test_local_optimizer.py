@@ -1,11 +1,12 @@
 """``local.optimizer`` of a job: in both executors, by names, sections and dotted paths."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hpcfl
@@ -14,7 +15,7 @@ from hpcfl.job.schema import load
 from hpcfl.optim import AdamW, Optimizer, Own
 from tests.algorithms.play import parts, play, softmax_problem, tree, xs
 
-OPTIMIZERS = ["sgd", "adam", "adamw", "muon", f"{__name__}.Sign"]
+OPTIMIZERS = ["sgd", "adam", "adamw", "muon", f"{__name__}.Sign", f"{__name__}.Anchored"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,21 @@ class Sign(Optimizer):
 
     def step(self, d, point, state, decay, layout):
         return self.scale * d.sign() + decay * point, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchored(Optimizer):
+    """Draws y to where the round began, and keeps that vector itself."""
+
+    def init(self, y, layout):
+        return Kept(y)
+
+    def step(self, d, point, state, decay, layout):
+        return d + point - state.first, state
+
+
+class Kept(NamedTuple):
+    first: Tensor
 
 
 def job(tmp_path, optimizer, **more):
