@@ -5,13 +5,15 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from hpcfl.models.flat_vector import layout_of
-
 
 def last_dense(model: nn.Module) -> nn.Module | None:
     """The last dense layer with trained parameters; None where there is none."""
-    names = layout_of(model).last_dense
-    return model.get_submodule(names[0].rpartition(".")[0]) if names else None
+    dense = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear) and any(p.requires_grad for p in layer.parameters())
+    ]
+    return dense[-1] if dense else None
 
 
 @contextmanager

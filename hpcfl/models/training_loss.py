@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BeforeValidator, Discriminator, Tag
 from torch import Tensor
 
@@ -57,7 +58,9 @@ class Focal(TrainingLoss):
     def terms(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """(1 - p)^gamma (-log p), p that of the label."""
         losses = label_losses(outputs, labels)
-        return (1 - (-losses).exp()).clamp(min=0) ** self.gamma * losses
+        # Not 0, where the gradient of a power below 1 is infinite.
+        rest = (-torch.expm1(-losses)).clamp(min=torch.finfo(losses.dtype).tiny)
+        return rest**self.gamma * losses
 
 
 @dataclass(frozen=True, kw_only=True)

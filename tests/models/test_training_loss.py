@@ -35,6 +35,13 @@ def test_focal_is_its_formula(gamma):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
 
 
+def test_focal_has_a_gradient_where_an_example_is_classified_well():
+    """Where 1 - p rounds to 0: a power below 1 has none at 0."""
+    sure = torch.tensor([[60.0, 0.0]], requires_grad=True)
+    Focal(gamma=0.5).terms(sure, torch.tensor([0])).sum().backward()
+    assert sure.grad.isfinite().all()
+
+
 def test_the_mean_is_over_real_examples_and_labels():
     loss = training_loss(Focal(gamma=0.0), "cross_entropy")
     counts = torch.tensor([1.0, 1, 0, 1, 0, 1, 1])
