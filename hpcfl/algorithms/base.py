@@ -100,6 +100,7 @@ class Facts(NamedTuple):
     momentum: float = 0.0  # mu, of sgd
     nesterov: bool = False  # whether that momentum is Nesterov's
     classes: int | None = None  # of the labels; None where there are none
+    loss: str = "data"  # the kind of the job's loss; that of its data
     # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.
     layout: Layout | Callable[[], Layout] | None = None
 

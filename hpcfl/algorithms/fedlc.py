@@ -38,6 +38,8 @@ class FedLC(FedAvg):
 
     def resolve(self, facts: Facts) -> "FedLC":
         require_classes(facts)
+        if facts.loss != "data":
+            raise ValueError(f"has a loss of its own; remove loss: {facts.loss}")
         return self
 
     def direction(

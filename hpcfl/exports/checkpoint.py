@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from hpcfl.algorithms.base import Algorithm, Facts
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
 from hpcfl.checkpoint.format import copied, read_checkpoint
@@ -21,7 +21,7 @@ from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import readable
-from hpcfl.job.schema import LoadedJob
+from hpcfl.job.schema import LoadedJob, facts_of
 from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.run_dir.layout import RunDir
@@ -208,7 +208,9 @@ def _arrays(
     """
     job = loaded.job
     x0 = folder.read_initial(content=read_run_files(checkpoint, folder.root)[INITIAL])
-    facts = Facts(layout=cache(lambda: layout_of(_built(loaded))))
+    # The number of clients is known without the data where the job says it.
+    facts = facts_of(job, job.data.population or 1, None, None)
+    facts = facts._replace(layout=cache(lambda: layout_of(_built(loaded))))
     algorithm = job.algorithm.with_facts(facts)
     schema = dry_round(algorithm, x0.numel(), x0.dtype)
     found = read_checkpoint(checkpoint, schema.server, torch.device("cpu"))

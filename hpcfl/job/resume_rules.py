@@ -44,6 +44,7 @@ BRANCHABLE = (
 # Keys and sections that a branch keeps, and why.
 KEPT_IN_BRANCH = {
     "algorithm.name": "the states of the server and of the clients are of this method",
+    "algorithm.personal": "the states of the clients are of these parameters",
     "cohort.path": "a checkpoint records the files that its rounds read; use cohort.rounds",
     "data": "the client states are of these clients and their examples",
     "model": "the checkpoint holds the parameters of this model",

@@ -524,6 +524,7 @@ def facts_of(job: Job, population: int, classes: int | None, layout: Layout | No
         momentum=local.momentum,
         nesterov=local.nesterov,
         classes=classes,
+        loss=job.loss if isinstance(job.loss, str) else job.loss.kind,
         layout=layout,
     )
 

@@ -17,6 +17,8 @@ from hpcfl.io import regular
 from hpcfl.job.schema import Job
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import Module
+from hpcfl.models.training_loss import OwnLoss
+from hpcfl.optim import Own
 from hpcfl.user_code.names import digest_of, find_object
 
 
@@ -55,6 +57,7 @@ def _named(job: Job) -> Iterator[str]:
         yield type(made).__module__
     paths = [*job.evaluate.metrics]
     paths += [entry if isinstance(entry, str) else entry["name"] for entry in job.callbacks]
+    paths += [own.of for own in (job.loss, job.local.optimizer) if isinstance(own, Own | OwnLoss)]
     yield from map(_module_of, paths)
 
 

@@ -15,6 +15,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import ClientError, JobError
 from hpcfl.local.executor import block_executor
 from hpcfl.local.sequential import Sequential
+from hpcfl.models.features import last_dense
 from tests.algorithms.play import parts, softmax_problem, tree
 
 PROBLEM = softmax_problem()
@@ -166,3 +167,28 @@ def test_calls_inside_a_loss_are_refused_in_rounds_too(tmp_path, executor):
     with pytest.raises(ClientError) as refused:
         executors[executor].train(message, tasks, [Nothing()] * 2)
     assert "inside the function of a loss" in str(refused.value.__cause__)
+
+
+class Tied(nn.Module):
+    """Its last layer has the weights of its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.last.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.last(self.embedding(x))
+
+
+def test_features_are_the_input_of_the_last_dense_layer():
+    model = Tied()
+    assert last_dense(model) is model.last
+
+
+def test_fedlc_has_a_loss_of_its_own(tmp_path):
+    job = {"algorithm": {"name": "fedlc"}, "loss": "focal"}
+    with pytest.raises(
+        JobError, match=r"^algorithm\.name: fedlc has a loss of its own; remove loss: focal"
+    ):
+        hpcfl.run("quickstart", job, out=tmp_path / "run")
