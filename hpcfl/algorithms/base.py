@@ -16,10 +16,10 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
                 start    <- start_point(y, local, client_i)            # default y
                 point    <- gradient_point(y, start, local, client_i)  # default y
                 d, local <- direction(point, local, grad, client_i)    # default grad(point), local
-                step     <- d + weight_decay point
-                v        <- momentum v + step          # local.momentum; v = 0 at begin
+                along, o <- the job's optimiser(d, point, o)           # hpcfl/optim; o is fresh
+                            # sgd: d + weight_decay point, with local.momentum a velocity of it
                 scale    <- step_scale(y, local, client_i)             # default 1
-                y        <- start - scale client_i.lr v       # nesterov: step + momentum v
+                y        <- start - scale client_i.lr along
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
     The model that is evaluated and exported is evaluated(server)      # default server.x
