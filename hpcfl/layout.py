@@ -20,8 +20,6 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    normalization: frozenset[str] = frozenset()
-    """The parameters of normalisation layers."""
     last_dense: tuple[str, ...] = ()
     """The parameters of the last dense layer; none where the model has no dense layer."""
 
@@ -97,7 +95,7 @@ class Layout:
 
 
 def stand_in(size: int) -> Layout:
-    """A layout of P = ``size`` entries where no model is at hand: dense layers and a norm."""
+    """A made-up layout of P = ``size`` entries, for a trial without the job's model."""
     shapes: dict[str, tuple[int, ...]] = {}
     if size > 10:
         shapes = {"hidden.weight": (1, size - 8), "norm.weight": (1,), "output.weight": (2, 3)}
@@ -108,6 +106,5 @@ def stand_in(size: int) -> Layout:
     return Layout(
         tuple(shapes),
         tuple(shapes.values()),
-        normalization=frozenset({"norm.weight"} & shapes.keys()),
         last_dense=tuple(name for name in shapes if name.startswith("output")),
     )

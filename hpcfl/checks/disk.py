@@ -145,7 +145,7 @@ def store_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
     """[ranks], bytes of the stores on the disk, at most.
 
     A client holds one row.  What is replaced after a checkpoint that is kept stays on the disk: in
-    the intervals between these, that of the pending one, and the one of the rounds that go on.
+    the intervals between these, that of the pending one, and the one whose rounds have begun.
     """
     job, seen = components.job, usage.seen
     clients = np.bincount(usage.owner, minlength=len(seen))

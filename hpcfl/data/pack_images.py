@@ -138,7 +138,7 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
 def _follow_parent() -> None:
     """End this process when its parent ends, even by a kill, and not by Ctrl-C before that.
 
-    Else it would go on writing chunks beside those of the next call.
+    Otherwise it would write chunks while the next call writes its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()

@@ -14,8 +14,8 @@ from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import Convolutions, VmapLayers
 from hpcfl.local.step import as_forward, check_terms, clipped
 from hpcfl.models.dropout import dropouts
-from hpcfl.models.features import inputs_of, last_dense
-from hpcfl.models.flat_vector import layout_of
+from hpcfl.models.features import inputs_of
+from hpcfl.models.flat_vector import last_dense, layout_of
 from hpcfl.models.losses import TermLoss
 from hpcfl.types import Batch
 

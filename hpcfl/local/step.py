@@ -21,8 +21,8 @@ from hpcfl.layout import Layout
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import aligned
 from hpcfl.models.dropout import dropouts
-from hpcfl.models.features import inputs_of, last_dense
-from hpcfl.models.flat_vector import layout_of, trained
+from hpcfl.models.features import inputs_of
+from hpcfl.models.flat_vector import last_dense, layout_of, trained
 from hpcfl.models.losses import TermLoss, label_mask, widen
 from hpcfl.optim import Descent, OptimizerConfig, Sgd
 from hpcfl.types import (

@@ -6,16 +6,6 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 
-def last_dense(model: nn.Module) -> nn.Module | None:
-    """The last dense layer with trained parameters; None where there is none."""
-    dense = [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, nn.Linear) and any(p.requires_grad for p in layer.parameters())
-    ]
-    return dense[-1] if dense else None
-
-
 @contextmanager
 def inputs_of(layer: nn.Module | None) -> Iterator[list[Tensor]]:
     """Collect what the layer is called with in the block."""

@@ -4,7 +4,7 @@ Parameters that do not require a gradient are frozen: they are no part of the ve
 and moved as buffers are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,25 +12,26 @@ from torch import Tensor, nn
 from hpcfl.layout import Layout
 from hpcfl.types import Vector
 
-_NORMALIZATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-
 
 def layout_of(model: nn.Module) -> Layout:
     """The layout of ``model``'s trained parameters."""
-    named, own = trained(model), {id(p): name for name, p in trained(model).items()}
-
-    def names(layers: Iterable[nn.Module]) -> tuple[str, ...]:
-        found = (own.get(id(p)) for layer in layers for p in layer.parameters())
-        return tuple(name for name in found if name is not None)
-
-    modules = list(model.modules())
-    dense = [layer for layer in modules if isinstance(layer, nn.Linear) and names([layer])]
+    named, dense = trained(model), last_dense(model)
+    own = {id(p) for p in dense.parameters()} if dense else set()
     return Layout(
         tuple(named),
         tuple(tuple(p.shape) for p in named.values()),
-        normalization=frozenset(names(m for m in modules if isinstance(m, _NORMALIZATION))),
-        last_dense=names(dense[-1:]),
+        last_dense=tuple(name for name, p in named.items() if id(p) in own),
     )
+
+
+def last_dense(model: nn.Module) -> nn.Module | None:
+    """The last dense layer with trained parameters; None where there is none."""
+    dense = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear) and any(p.requires_grad for p in layer.parameters())
+    ]
+    return dense[-1] if dense else None
 
 
 def flatten(tensors: Sequence[Tensor]) -> Vector:

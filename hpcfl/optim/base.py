@@ -4,9 +4,9 @@
     along, o <- step(d, point, o)                     # d: the direction, without weight decay
     y <- start - scale eta along                      # by the executor
 
-Nothing of o is kept between rounds: a client would otherwise have a state, and go on along
-directions that were taken from an older model.  An optimiser of a user's own derives from
-``Optimizer``; its fields are the keys of ``local.optimizer.keys``.
+o is not kept between rounds: it holds directions that were taken from an older model, and each
+client would need a state.  An optimiser of a user's own derives from ``Optimizer``; its fields are
+the keys of ``local.optimizer.keys``.
 """
 
 from abc import ABC, abstractmethod

@@ -23,7 +23,7 @@ class Own(Optimizer):
 
     @cached_property
     def made(self) -> Optimizer:
-        """The object of the class; ``hpcfl.job.callbacks`` refuses what cannot be made."""
+        """The object of the class; ``hpcfl.job.schema`` refuses what cannot be made."""
         made: Optimizer = find_object(self.of)(**self.keys)
         return made
 

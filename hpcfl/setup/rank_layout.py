@@ -148,7 +148,7 @@ def _why(job: Job, device: torch.device) -> str:
 
 
 def by_host(infos: Sequence[RankInfo]) -> list[tuple[str, list[RankInfo]]]:
-    """The ranks of each host, by its name; hosts of one name are told apart by their boot ids."""
+    """The ranks of each host, by its name and boot id: hosts of a cloud may have one name."""
 
     def host_of(info: RankInfo) -> tuple[str, str]:
         return info.host, info.boot

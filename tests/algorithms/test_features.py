@@ -15,7 +15,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import ClientError, JobError
 from hpcfl.local.executor import block_executor
 from hpcfl.local.sequential import Sequential
-from hpcfl.models.features import last_dense
+from hpcfl.models.flat_vector import last_dense
 from tests.algorithms.play import parts, softmax_problem, tree
 
 PROBLEM = softmax_problem()
