@@ -149,7 +149,7 @@ def begin(
     store: ClientStore,
     comm: Comm,
     background: Executor,
-    sync_log: Callable[[], None],
+    sync: Callable[[], None],
 ) -> PendingCheckpoint:
     """Collective: begin to write a checkpoint, with every rank's client states.
 
@@ -159,7 +159,7 @@ def begin(
         store: this rank's client states.
         comm: the ranks.
         background: the executor of rank 0's writes.
-        sync_log: fsyncs the log; called by ``background`` on rank 0.
+        sync: fsyncs the log and the table of clients; called by ``background`` on rank 0.
 
     Raises:
         DiskError: on this rank alone: the disk is full or fails.
@@ -175,7 +175,7 @@ def begin(
         files = {SERVER: flatten_server(contents.server)}
         if contents.extra_tensors:
             files[KEPT] = {name: copied(tensor) for name, tensor in contents.extra_tensors.items()}
-        written.append(background.submit(_write, folder, files, contents.best, sync_log))
+        written.append(background.submit(_write, folder, files, contents.best, sync))
     comm.barrier()  # no rank may write into the folder before rank 0 has made it
     written += store.snapshot(folder)
     return PendingCheckpoint(folder, contents, written)

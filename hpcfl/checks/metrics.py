@@ -1,6 +1,7 @@
 """Check the scores that a job asks for, and the user's own metrics on a batch."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -24,10 +25,12 @@ def check_scores(components: Components) -> None:
     """
     evaluate, dataset = components.job.evaluate, components.dataset
     for key in ("clients", "local_models"):
-        if getattr(evaluate, key) and dataset.classes is None and not evaluate.metrics:
+        summed = getattr(evaluate, key) and evaluate.clients != "table"
+        if summed and dataset.classes is None and not evaluate.metrics:
             raise JobError(
                 f"evaluate.{key}: accuracies need classes, which this data has not; remove it, "
-                "or name metrics of your own in evaluate.metrics"
+                "name metrics of your own in evaluate.metrics, or set evaluate.clients to table, "
+                "which has losses"
             )
     if evaluate.local_models and components.schema.local_model_field is None:
         raise JobError(
@@ -69,7 +72,8 @@ def check_tests(trial: Trial) -> None:
 
 def _check_metrics(trial: Trial, metrics: Sequence[UserMetric], batch: Batch) -> None:
     """Call the user's metrics twice on a batch."""
-    outputs = trial.gradient.predict(trial.components.x0, batch.inputs)
+    components = trial.components
+    outputs = trial.gradient.predict(components.x0, batch.inputs)
     for metric in metrics:
         name, where = f"evaluate.metrics: {short_name(metric.path)}", defined(metric.function)
         given = f"outputs {shape_text(outputs)}, labels {shape_text(batch.labels)}"
@@ -82,7 +86,14 @@ def _check_metrics(trial: Trial, metrics: Sequence[UserMetric], batch: Batch) ->
             drew = generators().changed(before)
         if drew:
             raise JobError(f"{name}: draws{where} from {' and '.join(drew)}; let it draw nothing")
-        if not np.array_equal([*first, scores[0]], [*again, scores[1]], equal_nan=True):
+        if metric.width > 1 and components.job.evaluate.clients != "table":
+            raise JobError(
+                f"{name}: its score has {metric.width} numbers, and the log holds one; set "
+                "evaluate.clients to table, which writes them to clients.csv"
+            )
+        if not all(
+            map(partial(np.array_equal, equal_nan=True), [first, scores[0]], [again, scores[1]])
+        ):
             raise JobError(
                 f"{name}: gives other numbers{where} when the same batch is run again; let "
                 "it keep nothing between calls"

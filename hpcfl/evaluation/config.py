@@ -1,6 +1,7 @@
 """The ``evaluate`` section of a job."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hpcfl.evaluation.score_names import RESERVED
 from hpcfl.types import Count, Natural, Section
@@ -32,8 +33,9 @@ class Evaluate(Section):
     """Examples a batch, for evaluation and for full-batch gradients."""
     train: bool = False
     """Compute the global model's loss over all clients' training examples, too."""
-    clients: bool = False
-    """Compute its accuracy on each client's examples, too: the mean, and the worst decile."""
+    clients: bool | Literal["table"] = False
+    """Compute its accuracy on each client's examples, too: the mean, and the worst decile; with
+    ``table`` the scores of each client are also in the run's ``clients.csv``."""
     local_models: bool = False
     """Evaluate each client's last local model, too, if the algorithm keeps it."""
     personal: bool | FineTuning = False

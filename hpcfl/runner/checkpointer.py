@@ -138,8 +138,8 @@ class Checkpointer:
             best=self.best.content,
         )
         # Absolute, for the thread that writes the files.
-        root, sync_log = self._folder.checkpoints.absolute(), self._outputs.sync_log
-        self._pending = begin(root, contents, self.store, self._comm, self._background, sync_log)
+        root, sync = self._folder.checkpoints.absolute(), self._outputs.sync
+        self._pending = begin(root, contents, self.store, self._comm, self._background, sync)
 
     @property
     def state(self) -> CheckpointState:

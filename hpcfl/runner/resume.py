@@ -11,6 +11,7 @@ from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS
 from hpcfl.run_dir.branches import parse_branches
+from hpcfl.run_dir.client_table import table_until, truncate_table
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import (
@@ -70,7 +71,10 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         components, run_files = _with_initial_model(components, folder, newest)
     with raise_collectively(comm), request.suggest_older(retained_rounds):
         found = read_checkpoint(newest, components.schema.server, components.device)
-        log = require_log_prefix(folder.log, newest.log) if comm.rank == 0 else b""
+        log = b""
+        if comm.rank == 0:
+            log = require_log_prefix(folder.log, newest.log)
+            table_until(folder.clients, newest.round)  # fails now, not when it is cut
         table = Table.load(newest.folder, folder.stores, found.row_tables)
         if table.ranks != newest.ranks:
             raise StoreError(
@@ -190,3 +194,4 @@ def _rewind(session: RankSession, newest: Checkpoint, log: bytes, job: bytes) ->
         folder.write_job(job, advice=STANDS)
     session.checkpointer.prune_stores()
     truncate_log(folder.log, log)
+    truncate_table(folder.clients, newest.round)

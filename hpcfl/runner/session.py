@@ -119,7 +119,13 @@ class RankSession:
         )
         sets = {"test": parts.tests(), "validation": parts.validation()}
         self._evaluation = Evaluation(
-            parts.job.evaluate, gradient, parts.dataset, sets, clients, self.comm
+            parts.job.evaluate,
+            gradient,
+            parts.dataset,
+            sets,
+            clients,
+            self.comm,
+            self.outputs.write_clients,
         )
         with self.outputs.opened(progress, log):
             yield
