@@ -6,7 +6,7 @@ In between, the files are written in the background while the rounds continue.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -58,6 +58,8 @@ class CheckpointContents:
     """The end of the log; on rank 0."""
     run_files: Mapping[str, int]
     """The crc32 of the files of the run directory that no round changes; on rank 0."""
+    ended: Mapping[str, str] = field(default_factory=dict)
+    """Why the run ends here, see ``Checkpoint.ended``; empty if it goes on."""
     best: bytes | None = None
     """The file of the best model so far, if there is one; on rank 0."""
 
@@ -130,7 +132,7 @@ class PendingCheckpoint:
                 tables[name] = content
         c = self.contents
         checkpoint = Checkpoint(
-            self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files
+            self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files, c.ended
         )
         content = write_manifest(checkpoint)
         # The order of the fsyncs is that of what names what.  A loss of power between two of them

@@ -10,6 +10,8 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS
+from hpcfl.job.resume_rules import ending_fingerprint
+from hpcfl.job.settings import flatten
 from hpcfl.run_dir.branches import parse_branches
 from hpcfl.run_dir.client_table import table_until, truncate_table
 from hpcfl.run_dir.layout import RunDir
@@ -107,7 +109,10 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             _rewind(session, newest, log, request.job_after)
             checkpointer.best.restore(found.best, newest.folder / BEST)
             folder.hold_open()
-    return StartPoint(found.server, newest.round, found.extra_tensors, log)
+    ended = ""
+    if newest.ended.get("by") == ending_fingerprint(flatten(components.loaded.tree)):
+        ended = newest.ended.get("reason", "")
+    return StartPoint(found.server, newest.round, found.extra_tensors, log, ended)
 
 
 def _from_rank_0(

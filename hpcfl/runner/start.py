@@ -202,7 +202,8 @@ def _run(request: StartRequest) -> Result:
             # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
             signals.latch_interrupt = True
             x = run_rounds(session, point, signals)
-    return Result(folder.root.absolute(), components.job.rounds, x)
+            done = session.ended.round if session.ended else components.job.rounds
+    return Result(folder.root.absolute(), done, x)
 
 
 def _connect(job: Job) -> WatchedComm:
