@@ -31,7 +31,7 @@ from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorith
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.evaluation_set import EvaluationSet
-from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor
+from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor, lane_executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
@@ -205,19 +205,26 @@ class Components:
         )
 
     def executor(self, gradient: Gradient) -> Executor:
-        """The object that trains clients: one after the other, or in blocks.
+        """The object that trains clients: one after the other, in blocks or in lanes.
 
         Raises:
-            JobError: the model cannot be trained in blocks of clients, as the job wants; or the
-            executor is ``auto``, which is resolved when a run starts.
+            JobError: the model cannot be trained for many clients at once, as the job wants; lanes
+            without a GPU; or the executor is ``auto``, which is resolved when a run starts.
         """
         job, one = self.job, Sequential(self.algorithm, gradient, self.descent)
         if job.executor == "sequential":
             return one
         if job.executor == "auto":
             raise JobError("executor: auto is chosen when a run begins; say sequential or block")
+        if job.executor == "lanes" and self.device.type != "cuda":
+            raise JobError(
+                "executor: found lanes on a CPU, and lanes need a GPU; say executor=sequential, or "
+                "executor=block"
+            )
         check_full_blocks(job, len(self.rows))
         try:
+            if job.executor == "lanes":
+                return lane_executor(one, self.clients, self.x0, size=self.concurrent_clients)
             return block_executor(
                 one,
                 self.clients,
@@ -234,8 +241,8 @@ class Components:
         """The error to raise where the model cannot be trained for many clients at once."""
         names = (self.loaded.tree[section]["name"] for section in ("algorithm", "model"))
         return JobError(
-            f"executor: block cannot train {' with '.join(names)} for many clients at once "
-            f"({one_line(str(error))}); say executor=sequential"
+            f"executor: {self.job.executor} cannot train {' with '.join(names)} for many clients "
+            f"at once ({one_line(str(error))}); say executor=sequential"
         )
 
     @property
