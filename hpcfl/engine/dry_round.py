@@ -218,7 +218,7 @@ def _dry_round(
         points.append(y)
         return y.clone()
 
-    member = Member(state, client, TrialGrad(gradient, algorithm.facts.classes), full)
+    member = Member(state, client, TrialGrad(gradient, algorithm), full)
     upload, after, y = call_client_hooks(algorithm, descent, message, member)
     call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)

@@ -160,7 +160,7 @@ class BlockGradients:
         """``function(forward, counts)`` of every client."""
 
         def of_outputs(outputs: Tensor, labels: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
-            return function(as_forward(self._loss, outputs, labels, features), counts)
+            return function(as_forward(self._loss, outputs, labels, features, counts), counts)
 
         with inputs_of(self._last_dense) as features:
             return self._each(views, batches, of_outputs)

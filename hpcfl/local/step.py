@@ -403,7 +403,11 @@ def clipped(gradients: Tensor, clip: float) -> Tensor:
 
 
 def as_forward(
-    loss: TermLoss, outputs: Tensor, labels: Tensor, features: Sequence[Tensor]
+    loss: TermLoss,
+    outputs: Tensor,
+    labels: Tensor,
+    features: Sequence[Tensor],
+    counts: Tensor | None = None,
 ) -> Forward:
     """What hooks see of a batch: everything in float32 or wider.
 
@@ -412,14 +416,17 @@ def as_forward(
         outputs: of the model.
         labels: of the batch.
         features: what the last dense layer was called with; none without such a layer.
+        counts: [B], 1 for an example and 0 for padding; None where nothing is padded.
     """
     wide = widen(outputs)
+    present = wide.new_ones(len(labels)) if counts is None else counts.to(wide.dtype)
     return Forward(
         wide,
         labels,
         label_mask(wide, labels, loss.name),
         loss.terms(wide, labels),
         widen(features[-1]) if features else wide.new_zeros(0),
+        present,
     )
 
 
