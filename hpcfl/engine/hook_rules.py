@@ -4,7 +4,7 @@ A hook changes nothing in place, draws from no global generator, returns the sam
 call, and the same values for the same arguments, whichever client came before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from inspect import getattr_static, signature
 from typing import Any, NamedTuple, get_args
@@ -360,6 +360,7 @@ def call_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohor
     cohort = cohort._replace(draws=drawn(algorithm.server_draws, server.x, 0, 0))
     after = call(algorithm, "update", server, tree_map(mean, *uploads), cohort)
     require_form(algorithm, "update", "a server", after, "init_server", server)
+    _require_numbers(algorithm, call(algorithm, "round_numbers", after))
     return after
 
 
@@ -502,6 +503,23 @@ def _require_tensors(algorithm: Algorithm, hook: str, what: str, found: Any) -> 
             kind = type(leaf).__name__
             raise broken(
                 algorithm, hook, f"returns {what} whose {name} is a {kind}; expected a tensor"
+            )
+
+
+def _require_numbers(algorithm: Algorithm, found: Any) -> None:
+    """Check that ``round_numbers`` returned names and a number for each."""
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise broken(
+            algorithm, "round_numbers", f"returns {found!r:.60}; expected names with their numbers"
+        )
+    for name, value in found.items():
+        number = value.ndim == 0 if isinstance(value, Tensor) else isinstance(value, int | float)
+        if not number:
+            got = f"{list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise broken(
+                algorithm,
+                "round_numbers",
+                f"returns {name!r} of {got}; expected a number or a tensor of shape []",
             )
 
 
