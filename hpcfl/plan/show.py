@@ -17,7 +17,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.errors import JobError
-from hpcfl.evaluation.privacy import INSTALL, Accountant
+from hpcfl.evaluation.privacy import Accountant
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan.data import Sizes, planned_data
@@ -235,8 +235,8 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
 
 def _privacy(found: Accountant, rounds: int) -> str:
     """Epsilon after all rounds, and what it means."""
-    if not found.computable:
-        return f"epsilon is not computed: dp-accounting is not installed; {INSTALL}"
+    if why := found.why_none:
+        return f"epsilon is not computed: {why}"
     return f"epsilon {found.epsilon(rounds):.4g} for delta {found.delta:.3g}: {found.bound}"
 
 
