@@ -115,7 +115,7 @@ class RankSession:
             self.my_clients,
             parts.weights,
             partial(parts.own_model, store),
-            partial(parts.personal_model, store, gradient),
+            partial(parts.personal_models, store, parts.fine_tuning(gradient)),
         )
         sets = {"test": parts.tests(), "validation": parts.validation()}
         self._evaluation = Evaluation(
