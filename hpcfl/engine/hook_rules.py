@@ -97,16 +97,22 @@ class TrialGrad:
 
     def __init__(self, gradient: Callable[[Vector], Vector], classes: int | None) -> None:
         self._gradient, self._classes = gradient, classes or 3
+        self.forwards = 0
+        """How often ``forward`` was called."""
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
         """The gradient at ``point``; the terms of a loss are made, and their shape is checked."""
         if loss is not None:
-            forward = self.forward(point)
+            forward = self._made_up(point)
             check_terms(loss(forward), forward.losses)
         return self._gradient(point)
 
     def forward(self, point: Vector) -> Forward:
         """Two examples; the same at every point."""
+        self.forwards += 1
+        return self._made_up(point)
+
+    def _made_up(self, point: Vector) -> Forward:
         outputs, numbers = point.new_zeros(2, self._classes), torch.arange(2, device=point.device)
         mask = torch.arange(self._classes, device=point.device) == numbers.unsqueeze(1)
         return Forward(outputs, numbers, mask, outputs[:, 0], outputs)

@@ -199,6 +199,9 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     whole = f"and {over_all} over all its examples" if found.full_gradient_rounds else ""
     always = f", {whole}" if found.full_gradient_rounds == found.rounds else ""
     each = "a gradient" if found.gradients == 1 else f"{found.gradients} gradients"
+    if found.forwards:
+        passes = "pass" if found.forwards == 1 else "passes"
+        each += f" and {found.forwards} forward {passes}"
     yield "local work", f"{steps} steps of {each} per client and round{always}"
     if whole and not always:
         yield "", f"{whole}, in {found.full_gradient_rounds} of the rounds"
@@ -212,6 +215,12 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
         yield (
             "evaluation",
             f"{found.tests} test and {found.validation} validation examples, "
+            f"{found.evaluations} times",
+        )
+    if found.tuning_steps:
+        yield (
+            "fine-tuning",
+            f"{found.tuning_steps} steps of each of {found.population} clients, "
             f"{found.evaluations} times",
         )
     visit, in_all = found.traffic, found.in_all
