@@ -23,6 +23,7 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
     The model that is evaluated and exported is evaluated(server)      # default server.x
+    The log of the round has round_numbers(server)                     # default: none
     The model of client i is personal_model(x, state_i), x = evaluated(server)   # default: none
 
 The default hooks are FedAvg's: a file holds what its paper adds.  A hook may call ``grad`` at any
@@ -297,6 +298,10 @@ class Algorithm(Section, ABC):
         """The model that is evaluated, exported and given to callbacks."""
         x: Vector = server.x
         return x
+
+    def round_numbers(self, server: Any) -> Mapping[str, Scalar | float]:
+        """Numbers of the server after a round, for the log: ``name`` is its key ``server_name``."""
+        return {}
 
     def personal_model(self, x: Vector, state: Any) -> Vector | None:
         """A client's own model [P]; None of a method that makes none.

@@ -13,6 +13,7 @@ from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
 from hpcfl.errors import DivergedError
+from hpcfl.evaluation.score_names import OF_SERVER
 from hpcfl.local.draws import drawn
 from hpcfl.local.error_context import round_errors
 from hpcfl.signals import stopped
@@ -39,6 +40,8 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
             with round_errors(t + 1):
                 values = partial(local_values, run, saved)
                 server, record, agreed = run_round(run, server, t, values)
+                numbers = run.algorithm.round_numbers(server)
+            record |= {OF_SERVER + name: float(value) for name, value in numbers.items()}
             timer.mark("update")
         except DivergedError:
             hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there

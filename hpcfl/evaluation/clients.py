@@ -1,7 +1,7 @@
 """Evaluate models on the clients' data."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +28,8 @@ class Clients:
     """[N], of every client in the mean."""
     local_model: Callable[[int], Vector | None]
     """Client -> its last local model, on the device; None while it has none."""
-    personal_model: Callable[[int, Vector, int], Vector]
-    """(client, the evaluated model x, rounds completed) -> its own model, on the device."""
+    personal_models: Callable[[Sequence[int], Vector, int], Iterable[Vector]]
+    """(clients, the evaluated model x, rounds completed) -> their own models, on the device."""
 
     def global_scores(
         self, meter: Meter, x: Vector, comm: Comm, *, objective: bool, accuracy: bool
@@ -68,9 +68,10 @@ class Clients:
 
     def personal_scores(self, meter: Meter, x: Vector, round: int, comm: Comm) -> dict[str, float]:
         """Collective: the scores of each client's own model, beside ``x``, on its own data."""
+        models = self.personal_models(self.owned, x, round)
         sums = {
-            i: meter.whole(self.personal_model(i, x, round), self.pool.testing(i))
-            for i in self.owned
+            i: meter.whole(model, self.pool.testing(i))
+            for i, model in zip(self.owned, models, strict=True)
         }
         keys = ("loss", "examples", "correct", "scored")[: 4 if meter.classifies else 2]
         terms = [[own[key] for own in sums.values() if own] for key in keys]

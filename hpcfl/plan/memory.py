@@ -166,9 +166,11 @@ def memory(
     whole, largest = job.evaluate.batch_size, max(map(len, components.rows))
     # Of each client that trains, in vectors: the state of its optimiser.
     optimizer = -(-nbytes(components.descent.init(components.x0.to("meta"))) // vector)
-    batch, vectors, inputs = _batch(components), TRAINING + optimizer, 0
+    batch, vectors, inputs, graphs = _batch(components), TRAINING + optimizer, 0, 1
     if job.executor != "sequential":
-        vectors = (BLOCK_TRAINING + optimizer) * components.concurrent_clients
+        # A CUDA graph keeps its memory, and fine-tuning has one of its own.
+        graphs += components.device.type == "cuda" and components.tuning_steps > 0
+        vectors = (BLOCK_TRAINING + optimizer) * components.concurrent_clients * graphs
         batch = padded_width(batch, components.device, bf16=job.precision == "bf16")
         inputs = (
             COPIES
@@ -178,7 +180,7 @@ def memory(
         )
     if gradients or components.algorithm.warm_start:
         batch = max(batch, min(whole, largest))
-    trained = components.concurrent_clients * batch * activations.kept + inputs
+    trained = graphs * (components.concurrent_clients * batch * activations.kept + inputs)
     # The model before the last round, and on rank 0 the best one.
     extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
     # A checkpoint's copy of the server, and its file in memory, while it is written.

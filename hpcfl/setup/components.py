@@ -1,6 +1,6 @@
 """Build the objects of a checked job: data, clients, model, dry round, executor, stores."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Algorithm, Message, Nothing, RandomInit
-from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.base import Algorithm, Message, RandomInit
 from hpcfl.cohort.assignment import Assignment, Balance, in_groups
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import ExactReduction
@@ -32,6 +31,7 @@ from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor, lane_executor
+from hpcfl.local.fine_tuning import FineTuning, Start
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
@@ -150,29 +150,50 @@ class Components:
         schema = self.schema.client_state
         return ClientStates(store, schema, self.stored_state, self.first_state, self.device)
 
-    def personal_model(
-        self, store: ClientStore, gradient: Gradient, client: int, x: Vector, round: int
-    ) -> Vector:
-        """A client's own model as ``evaluate.personal`` scores it, on the device.
+    def personal_models(
+        self,
+        store: ClientStore,
+        tuning: Executor | None,
+        clients: Sequence[int],
+        x: Vector,
+        round: int,
+    ) -> Iterator[Vector]:
+        """The clients' own models as ``evaluate.personal`` scores them, on the device, in turn.
 
         Args:
-            store: of the client's state.
-            gradient: of the model's loss.
-            client: its number; one that never took part has its first state.
+            store: of the clients' states.
+            tuning: of ``fine_tuning``.
+            clients: their numbers; one that never took part has its first state.
             x: [P], the evaluated model.
             round: rounds completed.
         """
-        states, tuning = self.client_states(store), self.job.evaluate.personal
-        made = self.algorithm.personal_model(x, states.to_device(client, states.read(client)))
-        model = x if made is None else made
-        if isinstance(tuning, bool):
-            return model
-        # The batches and the rate of the last round: a cosine ends at a rate of 0 after it.
-        task = self.clients.task_apart(client, max(round - 1, 0), tuning.steps)
-        fedavg = Sequential(FedAvg().with_facts(self.algorithm.facts), gradient, self.descent)
-        (tuned,) = fedavg.train(Message(model), [task], [Nothing()], local_models=True)
-        self.clients.pop_elapsed_s()  # no time of a round
-        return tuned.local_model
+        states = self.client_states(store)
+        size = self.concurrent_clients
+        for group in (clients[k : k + size] for k in range(0, len(clients), size)):
+            own = (states.to_device(client, states.read(client)) for client in group)
+            made = [self.algorithm.personal_model(x, state) for state in own]
+            models = [x if model is None else model for model in made]
+            if tuning is not None:
+                # The batches and the rate of the last round: a cosine ends at a rate of 0 after it.
+                last, starts = max(round - 1, 0), [Start(model) for model in models]
+                tasks = [self.clients.task_apart(i, last, self.tuning_steps) for i in group]
+                results = tuning.train(Message(x), tasks, starts, local_models=True)
+                self.clients.pop_elapsed_s()  # no time of a round
+                models = [result.local_model for result in results]
+            yield from models
+
+    @property
+    def tuning_steps(self) -> int:
+        """``evaluate.personal.steps``; 0 where there are none."""
+        asked = self.job.evaluate.personal
+        return 0 if isinstance(asked, bool) else asked.steps
+
+    def fine_tuning(self, gradient: Gradient) -> Executor | None:
+        """The executor of the job's kind that trains before personal scores; None without steps."""
+        if not self.tuning_steps:
+            return None
+        algorithm = FineTuning().with_facts(self.algorithm.facts)
+        return self._executor(Sequential(algorithm, gradient, self.descent), shared=[])
 
     def tests(self, batch_size: int | None = None) -> EvaluationSet:
         """The test set, in batches of the job's size or another one."""
@@ -211,7 +232,11 @@ class Components:
             JobError: the model cannot be trained for many clients at once, as the job wants; lanes
             without a GPU; or the executor is ``auto``, which is resolved when a run starts.
         """
-        job, one = self.job, Sequential(self.algorithm, gradient, self.descent)
+        shared = [field.shared for field in self.schema.client_state.fields]
+        return self._executor(Sequential(self.algorithm, gradient, self.descent), shared=shared)
+
+    def _executor(self, one: Sequential, *, shared: Sequence[bool]) -> Executor:
+        job = self.job
         if job.executor == "sequential":
             return one
         if job.executor == "auto":
@@ -229,7 +254,7 @@ class Components:
                 one,
                 self.clients,
                 self.x0,
-                shared=[field.shared for field in self.schema.client_state.fields],
+                shared=shared,
                 size=self.concurrent_clients,
             )
         except HpcflError:

@@ -3,7 +3,9 @@
     python -m tests.golden.digits FILE [RANKS]     record all runs of this checkout into FILE
 
 Two recordings made on one processor, of two commits, must be equal: that is the proof that a change
-of structure changed no result.  ``hashes.json`` holds those of the processors known so far.
+of structure changed no result.  ``hashes.json`` holds those of the processors known so far.  With
+ONEDNN_MAX_CPU_ISA=AVX2 and ATEN_CPU_CAPABILITY=avx2, an EPYC with AVX-512 has the bits of one with
+AVX2 alone.
 """
 
 import json
