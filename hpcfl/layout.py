@@ -90,6 +90,13 @@ class Layout:
             )
 
     @property
+    def features(self) -> int:
+        """F, the width of the last dense layer's inputs; 0 where there is no such layer."""
+        pairs = zip(self.names, self.shapes, strict=True)
+        wide = [shape[1] for name, shape in pairs if name in self.last_dense and len(shape) == 2]
+        return wide[0] if wide else 0
+
+    @property
     def _sized(self) -> list[tuple[str, int]]:
         return list(zip(self.names, self.sizes, strict=True))
 

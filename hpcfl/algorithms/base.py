@@ -60,6 +60,9 @@ class Forward(NamedTuple):
     label_mask: Tensor  # of the outputs' shape, True at the label; [0] without classes
     losses: Tensor  # [B] or [B, T], the terms of the job's loss
     features: Tensor  # [B, F], the input of the last dense layer; [0] without one
+    present: (
+        Tensor  # [B], 1 for an example and 0 for padding, which a sum over the batch leaves out
+    )
 
 
 LossTerms = Callable[[Forward], Tensor]  # the terms of a loss, in the shape of ``losses``

@@ -19,7 +19,7 @@ from hpcfl.checks.model import (
 )
 from hpcfl.checks.trial import Trial
 from hpcfl.errors import JobError
-from hpcfl.setup.choose_executor import check_block_executor
+from hpcfl.setup.choose_executor import check_executor
 from hpcfl.setup.components import Components
 from hpcfl.user_code.generators import restored
 
@@ -40,7 +40,7 @@ def check_components(components: Components) -> tuple[str, ...]:
     """
     check_sizes(components)
     notes = check_classes(components)
-    check_block_executor(components)
+    check_executor(components)
     return notes
 
 

@@ -220,7 +220,7 @@ def _dry_round(
         points.append(y)
         return y.clone()
 
-    grad = TrialGrad(gradient, algorithm.facts.classes)
+    grad = TrialGrad(gradient, algorithm)
     member = Member(state, client, grad, full)
     upload, after, y = call_client_hooks(algorithm, descent, message, member)
     call_update(algorithm, server, [upload], cohort)

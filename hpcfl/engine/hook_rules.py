@@ -92,11 +92,12 @@ class TrialGrad:
 
     Args:
         gradient: at a point.
-        classes: of the outputs.
+        algorithm: whose facts give the numbers of classes and features.
     """
 
-    def __init__(self, gradient: Callable[[Vector], Vector], classes: int | None) -> None:
-        self._gradient, self._classes = gradient, classes or 3
+    def __init__(self, gradient: Callable[[Vector], Vector], algorithm: Algorithm) -> None:
+        self._gradient, self._classes = gradient, algorithm.facts.classes or 3
+        self._features = algorithm.layout.features
         self.forwards = 0
         """How often ``forward`` was called."""
 
@@ -115,7 +116,8 @@ class TrialGrad:
     def _made_up(self, point: Vector) -> Forward:
         outputs, numbers = point.new_zeros(2, self._classes), torch.arange(2, device=point.device)
         mask = torch.arange(self._classes, device=point.device) == numbers.unsqueeze(1)
-        return Forward(outputs, numbers, mask, outputs[:, 0], outputs)
+        features = point.new_zeros(2, self._features) if self._features else point.new_zeros(0)
+        return Forward(outputs, numbers, mask, outputs[:, 0], features, present=point.new_ones(2))
 
 
 def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
@@ -445,7 +447,7 @@ def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> N
             noise,
             made_up_counts(algorithm, x0),
         )
-        grad = TrialGrad(lambda y: y + noise, algorithm.facts.classes)
+        grad = TrialGrad(lambda y: y + noise, algorithm)
         return Member(state, client, grad, noise)
 
     members = [lambda own=own: made(own) for own in noise]

@@ -46,7 +46,7 @@ class BlockGradients:
         self,
         model: nn.Module,
         loss: TermLoss,
-        convolutions: Convolutions,
+        convolutions: Convolutions = "grouped",
         *,
         bf16: bool = False,
         clip: float | None = None,
@@ -63,24 +63,22 @@ class BlockGradients:
         self, points: Tensor, batches: Batches, terms: LossTerms | None = None
     ) -> tuple[Tensor, Tensor]:
         """Losses [K] and clipped gradients [K, P]; of the mean of other terms, if there are any."""
-        layers = VmapLayers(self._convolutions, pad=not self.on_gpu)
         with torch.enable_grad():
             views = self._views(points)
-            minimised, losses = self._losses(layers, views, batches, terms)
+            minimised, losses = self._losses(views, batches, terms)
             # Each loss depends on its own client's parameters alone: the gradient of their sum
             # holds the gradient of every client.
             grads = torch.autograd.grad(minimised.sum(), views)
-        whole = torch.cat([grad.reshape(len(points), -1) for grad in grads], 1)
+        whole = torch.cat([grad.reshape(*points.shape[:-1], -1) for grad in grads], -1)
         if self._clip is not None:
             whole = clipped(whole, self._clip)
         return losses.detach(), whole
 
     def forward(self, points: Tensor, batches: Batches) -> tuple[Tensor, ...]:
         """The fields of ``Forward``, of every client [K, ...], without gradient."""
-        layers = VmapLayers(self._convolutions, pad=not self.on_gpu)
         with torch.no_grad():
             found: tuple[Tensor, ...] = self._of_forward(
-                layers, self._views(points), batches, lambda made, counts: tuple(made)
+                self._views(points), batches, lambda made, counts: tuple(made)
             )
         return found
 
@@ -96,14 +94,14 @@ class BlockGradients:
                 or padding a batch changes its gradient.
             Exception: whatever else the model raises under vmap.
         """
-        layers = VmapLayers(self._convolutions, pad=not self.on_gpu)
-        seeds = torch.zeros(2, dtype=torch.int64, device=x.device)
-        points = x.expand(2, -1)
+        seed = torch.zeros((), dtype=torch.int64, device=x.device)
+        point = self._of_two(x)
         for width in (1, 2):
-            inputs, labels = (leaf[:1].expand(2, width, *leaf.shape[1:]) for leaf in pair)
-            batches = Batches(inputs, labels, torch.ones(2, width, device=x.device), seeds)
+            inputs, labels = (leaf[:1].expand(width, *leaf.shape[1:]) for leaf in pair)
+            counts = torch.ones(width, device=x.device)
+            batches = Batches(*map(self._of_two, (inputs, labels, counts, seed)))
             with torch.no_grad():
-                self._losses(layers, self._views(points), batches)
+                self._losses(self._views(point), batches)
         inputs = pair.inputs
         if inputs.is_floating_point() and torch.equal(inputs[0], inputs[1]):
             # Statistics of a batch are the same whatever copies of one example it has.
@@ -111,11 +109,10 @@ class BlockGradients:
             pair = pair._replace(inputs=torch.stack([inputs[0], other]))
         grads = []
         for padding in (0, 1):
-            inputs, labels = (
-                torch.cat([leaf, leaf[:padding]]).expand(2, -1, *leaf.shape[1:]) for leaf in pair
-            )
-            counts = torch.tensor([1.0, 1.0, 0.0][: 2 + padding], device=x.device).expand(2, -1)
-            grads.append(self(points, Batches(inputs, labels, counts, seeds))[1])
+            inputs, labels = (torch.cat([leaf, leaf[:padding]]) for leaf in pair)
+            counts = torch.tensor([1.0, 1.0, 0.0][: 2 + padding], device=x.device)
+            batches = Batches(*map(self._of_two, (inputs, labels, counts, seed)))
+            grads.append(self(point, batches)[1])
         alone, padded = grads
         if (padded - alone).norm() > _ROUNDING * alone.norm():
             raise NotImplementedError(
@@ -125,23 +122,21 @@ class BlockGradients:
 
     def _views(self, points: Tensor) -> list[Tensor]:
         """Every parameter of every client, [K, ...] each."""
-        vectors = points.split_with_sizes(self._layout.sizes, 1)
-        clients = len(points)
+        vectors = points.split_with_sizes(self._layout.sizes, -1)
         return [
-            vector.view(clients, *shape).detach().requires_grad_()
+            vector.view(*points.shape[:-1], *shape).detach().requires_grad_()
             for vector, shape in zip(vectors, self._layout.shapes, strict=True)
         ]
 
     def _losses(
         self,
-        layers: VmapLayers,
         views: Sequence[Tensor],
         batches: Batches,
         terms: LossTerms | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What is minimised [K], and the job's losses [K]."""
         if terms is None:
-            losses = self._each(layers, views, batches, self._loss)
+            losses = self._each(views, batches, self._loss)
             return losses, losses
 
         def both(made: Forward, counts: Tensor) -> tuple[Tensor, ...]:
@@ -153,12 +148,11 @@ class BlockGradients:
 
         # The function of the terms may hold tensors of the clients from the vmap around this one:
         # they are taken client by client, as both have the same level and the same clients.
-        minimised, losses = self._of_forward(layers, views, batches, both)
+        minimised, losses = self._of_forward(views, batches, both)
         return minimised, losses
 
     def _of_forward(
         self,
-        layers: VmapLayers,
         views: Sequence[Tensor],
         batches: Batches,
         function: Callable[[Forward, Tensor], tuple[Tensor, ...]],
@@ -166,14 +160,13 @@ class BlockGradients:
         """``function(forward, counts)`` of every client."""
 
         def of_outputs(outputs: Tensor, labels: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
-            return function(as_forward(self._loss, outputs, labels, features), counts)
+            return function(as_forward(self._loss, outputs, labels, features, counts), counts)
 
         with inputs_of(self._last_dense) as features:
-            return self._each(layers, views, batches, of_outputs)
+            return self._each(views, batches, of_outputs)
 
     def _each(
         self,
-        layers: VmapLayers,
         views: Sequence[Tensor],
         batches: Batches,
         function: Callable[[Tensor, Tensor, Tensor], Any],
@@ -196,8 +189,20 @@ class BlockGradients:
             return function(outputs, labels, counts)
 
         try:
-            with layers:
-                return vmap(one)(views, *batches)
+            return self._mapped(one)(views, *batches)
         finally:
             for dropout in self._dropouts:
                 dropout.end()
+
+    def _mapped(self, one: Callable[..., Any]) -> Callable[..., Any]:
+        """From a function of one client's tensors to the same of stacked ones."""
+
+        def mapped(*trees: Any) -> Any:
+            with VmapLayers(self._convolutions, pad=not self.on_gpu):
+                return vmap(one)(*trees)
+
+        return mapped
+
+    def _of_two(self, leaf: Tensor) -> Tensor:
+        """The same tensor for two clients."""
+        return leaf.expand(2, *leaf.shape)

@@ -36,7 +36,7 @@ class VmapLayers(TorchFunctionMode):
     def __init__(self, convolutions: Convolutions, *, pad: bool) -> None:
         super().__init__()
         self._replacements: dict[Any, Callable[..., Any]] = {
-            functional.dropout: _dropout,
+            functional.dropout: refuse_dropout,
             torch._VF.lstm: _lstm,
         }
         if convolutions == "products":
@@ -149,7 +149,9 @@ class _Stacked(Function):
         return found, (0,) * len(found) if isinstance(found, tuple) else 0
 
 
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def refuse_dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     """Refuse functional dropout in training; return the input otherwise.
 
     Its random numbers could not be those of each client.

@@ -224,7 +224,7 @@ class LayerSeeds:
 
     def __init__(self, model: nn.Module) -> None:
         self._dropouts = dropouts(model)
-        self._generators = _default_generators(next(iter(trained(model).values())).device)
+        self._generators = default_generators(next(iter(trained(model).values())).device)
 
     def __call__(self, seed: int) -> None:
         """Begin a local step of this seed."""
@@ -236,7 +236,7 @@ class LayerSeeds:
                 dropout.begin(common)
 
 
-def _default_generators(device: torch.device) -> list[torch.Generator]:
+def default_generators(device: torch.device) -> list[torch.Generator]:
     """The generators from which layers on ``device`` draw; beside a GPU's that of the CPU, too.
 
     They are seeded alone, as ``torch.manual_seed`` seeds every device, which takes as long as a
@@ -245,6 +245,22 @@ def _default_generators(device: torch.device) -> list[torch.Generator]:
     if device.type == "cuda":
         return [torch.default_generator, torch.cuda.default_generators[device.index]]
     return [torch.default_generator]
+
+
+@contextmanager
+def unchanged(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Around a forward pass: check that it leaves the parameters as they are.
+
+    Raises:
+        BrokenRuleError: it does not.
+    """
+    before = [parameter._version for parameter in parameters]
+    yield
+    if before != [parameter._version for parameter in parameters]:
+        raise BrokenRuleError(
+            "its forward pass changes its parameters in place, as an embedding with max_norm "
+            "does; let the local steps alone change them"
+        )
 
 
 class Gradient:
@@ -359,14 +375,8 @@ class Gradient:
             for parameter, view in zip(self._parameters, self._layout.views(x), strict=True):
                 parameter.data = view
             self._viewed = x
-        before = [parameter._version for parameter in self._parameters]
-        with self._precision():
+        with unchanged(self._parameters), self._precision():
             outputs: Tensor = self.model(inputs)
-        if before != [parameter._version for parameter in self._parameters]:
-            raise BrokenRuleError(
-                "its forward pass changes its parameters in place, as an embedding with max_norm "
-                "does; let the local steps alone change them"
-            )
         return outputs
 
     def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
@@ -393,7 +403,11 @@ def clipped(gradients: Tensor, clip: float) -> Tensor:
 
 
 def as_forward(
-    loss: TermLoss, outputs: Tensor, labels: Tensor, features: Sequence[Tensor]
+    loss: TermLoss,
+    outputs: Tensor,
+    labels: Tensor,
+    features: Sequence[Tensor],
+    counts: Tensor | None = None,
 ) -> Forward:
     """What hooks see of a batch: everything in float32 or wider.
 
@@ -402,14 +416,17 @@ def as_forward(
         outputs: of the model.
         labels: of the batch.
         features: what the last dense layer was called with; none without such a layer.
+        counts: [B], 1 for an example and 0 for padding; None where nothing is padded.
     """
     wide = widen(outputs)
+    present = wide.new_ones(len(labels)) if counts is None else counts.to(wide.dtype)
     return Forward(
         wide,
         labels,
         label_mask(wide, labels, loss.name),
         loss.terms(wide, labels),
         widen(features[-1]) if features else wide.new_zeros(0),
+        present,
     )
 
 

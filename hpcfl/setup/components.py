@@ -30,7 +30,7 @@ from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorith
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.evaluation_set import EvaluationSet
-from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor
+from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor, lane_executor
 from hpcfl.local.fine_tuning import FineTuning, Start
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
@@ -226,11 +226,11 @@ class Components:
         )
 
     def executor(self, gradient: Gradient) -> Executor:
-        """The object that trains clients: one after the other, or in blocks.
+        """The object that trains clients: one after the other, in blocks or in lanes.
 
         Raises:
-            JobError: the model cannot be trained in blocks of clients, as the job wants; or the
-            executor is ``auto``, which is resolved when a run starts.
+            JobError: the model cannot be trained for many clients at once, as the job wants; lanes
+            without a GPU; or the executor is ``auto``, which is resolved when a run starts.
         """
         shared = [field.shared for field in self.schema.client_state.fields]
         return self._executor(Sequential(self.algorithm, gradient, self.descent), shared=shared)
@@ -241,8 +241,15 @@ class Components:
             return one
         if job.executor == "auto":
             raise JobError("executor: auto is chosen when a run begins; say sequential or block")
+        if job.executor == "lanes" and self.device.type != "cuda":
+            raise JobError(
+                "executor: found lanes on a CPU, and lanes need a GPU; say executor=sequential, or "
+                "executor=block"
+            )
         check_full_blocks(job, len(self.rows))
         try:
+            if job.executor == "lanes":
+                return lane_executor(one, self.clients, self.x0, size=self.concurrent_clients)
             return block_executor(
                 one,
                 self.clients,
@@ -259,8 +266,8 @@ class Components:
         """The error to raise where the model cannot be trained for many clients at once."""
         names = (self.loaded.tree[section]["name"] for section in ("algorithm", "model"))
         return JobError(
-            f"executor: block cannot train {' with '.join(names)} for many clients at once "
-            f"({one_line(str(error))}); say executor=sequential"
+            f"executor: {self.job.executor} cannot train {' with '.join(names)} for many clients "
+            f"at once ({one_line(str(error))}); say executor=sequential"
         )
 
     @property

@@ -26,9 +26,11 @@ from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.timing import measured
+from hpcfl.errors import JobError
 from hpcfl.job.schema import load
+from hpcfl.local import lanes as lanes_module
 from hpcfl.local.client_states import ClientStates
-from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep
+from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
 from hpcfl.plan.timed_rounds import build_timed_run
 from hpcfl.setup.components import build_components
@@ -39,9 +41,9 @@ from tests.gpu.fake_cuda import CUDA, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import long_form
 
-EXECUTORS = ["sequential", "block"]
-# Of the block executor alone, which computes convolutions by other kernels on a GPU.
-TOLERANCE = {"sequential": 0.0, "block": 1e-5}
+EXECUTORS = ["sequential", "block", "lanes"]
+# Blocks compute convolutions by other kernels on a GPU, and both pad batches.
+TOLERANCE = {"sequential": 0.0, "block": 1e-5, "lanes": 1e-5}
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +63,11 @@ class Played(NamedTuple):
     """All that is not measured: the losses, the traffic, the diagnostics."""
 
 
-def rounds(path, device, folder):
+def rounds(path, device, folder, settings=()):
     """Play the rounds of a job on a device."""
     folder.mkdir()
     with ExitStack() as stack:
-        built = build_timed_run(load(path, [f"device={device}"]), folder, stack)
+        built = build_timed_run(load(path, [f"device={device}", *settings]), folder, stack)
         run = built.run
         server = run_rounds(run, run.algorithm.init_server(run.x0), 0)
         leaves = tree_leaves(server)
@@ -90,7 +92,8 @@ def require_cpus_numbers(folder, job, tolerance):
     """Play the job on the CPU and on the fake GPU; its results, and the calls of torch.cuda."""
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job))
-    expected = rounds(path, "cpu", folder / "cpu")
+    on_cpu = ["executor=sequential", "block_size=null"] if job.get("executor") == "lanes" else []
+    expected = rounds(path, "cpu", folder / "cpu", on_cpu)
     with fake_cuda() as gpu:
         found = rounds(path, "cuda", folder / "cuda")
     require_same(found, expected, tolerance)
@@ -118,7 +121,7 @@ def small_job(data, algorithm, **changes):
         "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
         "weights": "uniform" if algorithm["name"] == "dpfedavg" else "examples",
         "rounds": 3,
-        "block_size": 2 if changes.get("executor") == "block" and not pooled else None,
+        "block_size": 2 if changes.get("executor") in ("block", "lanes") and not pooled else None,
         **changes,
     }
 
@@ -136,7 +139,7 @@ def test_algorithms(tmp_path, problem, method, executor):
     job = small_job(problem, ENTRIES[method].keys, executor=executor)
     _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
     # A block of two and one of one client, each of as many steps as its longest client.
-    assert ("replay" in calls) == (executor == "block")
+    assert ("replay" in calls) == (executor != "sequential")
 
 
 class RandomDepth(nn.Module):
@@ -174,6 +177,81 @@ class SendsSteps(FedAvg):
 def test_a_number_of_the_client_is_an_upload(tmp_path, problem, executor):
     job = small_job(problem, {"name": f"{__name__}.SendsSteps"}, executor=executor)
     require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
+
+
+class Kept(NamedTuple):
+    last: Tensor
+    total: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsPoints(FedAvg):
+    """Keeps the model itself, which the step changes, and shows it to the next step."""
+
+    def begin(self, message, state, client):
+        return Kept(message.x, message.x)
+
+    def direction(self, point, local, grad, client):
+        return grad(point) + 0.1 * (point - local.last), Kept(point, local.total + local.last)
+
+    def finish(self, y, local, message, state, client):
+        return type(super().finish(y, local, message, state, client)[0])(local.total), state
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_hook_may_keep_the_model_that_a_step_changes(tmp_path, problem, executor):
+    job = small_job(problem, {"name": f"{__name__}.KeepsPoints"}, executor=executor)
+    require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
+
+
+class TestLanes:
+    @pytest.mark.parametrize("model", ["lenet", "cnn_pfl", "char_lstm"])
+    def test_any_number_of_lanes_gives_the_same_bits(self, tmp_path, model, monkeypatch):
+        """So that neither a slot nor another client changes a client's bits: the mean is exact.
+
+        Also where the batches of one step alone have room.
+        """
+        job = model_job(model, tmp_path) | {
+            "cohort": {"kind": "cyclic", "size": 3},
+            "algorithm": {"name": "fedhbm"},
+            "local": {"epochs": 1, "batch_size": 4, "lr": 0.05},
+            "executor": "lanes",
+        }
+        path = tmp_path / "job.yaml"
+        results = []
+        for lanes, room in ((3, lanes_module.ROUND_BYTES), (1, 1), (2, 1)):
+            monkeypatch.setattr(lanes_module, "ROUND_BYTES", room)
+            path.write_text(yaml.safe_dump(job | {"block_size": lanes}))
+            with fake_cuda():
+                results.append(rounds(path, "cuda", tmp_path / f"out{lanes}"))
+        first, *others = results
+        for other in others:
+            require_same(other, first, 0.0)
+
+    def test_every_graph_is_captured_on_a_stream_of_its_own(self, tmp_path, problem):
+        job = small_job(problem, {"name": "fedavg"}, executor="lanes", block_size=3)
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(job))
+        with fake_cuda() as gpu:
+            rounds(path, "cuda", tmp_path / "cuda")
+        assert len(gpu.captured) == 3
+        assert len(set(gpu.captured)) == 3
+        assert gpu.main not in gpu.captured
+
+    def test_a_layer_that_draws_is_refused(self, tmp_path, problem):
+        """A graph would repeat one draw in every step."""
+        model = {"name": "module", "of": f"{__name__}.RandomDepth"}
+        job = small_job(problem, {"name": "fedavg"}, model=model, executor="lanes")
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(job))
+        with fake_cuda(), pytest.raises(JobError, match="lanes cannot train fedavg with module"):
+            rounds(path, "cuda", tmp_path / "cuda")
+
+    def test_a_cpu_has_none(self, tmp_path, problem):
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(small_job(problem, {"name": "fedavg"}, executor="lanes")))
+        with pytest.raises(JobError, match="lanes on a CPU"):
+            hpcfl.run(path, ["device=cpu"], out=tmp_path / "cpu")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +329,7 @@ MODEL_CASES = [
     pytest.param(name, executor, marks=[long_form] if slow else [])
     for name in TASKS
     for executor in EXECUTORS
-    for slow in [executor == "block" and name in LONG_IN_BLOCKS]
+    for slow in [executor != "sequential" and name in LONG_IN_BLOCKS]
 ]
 
 
@@ -298,7 +376,7 @@ def test_every_model_is_played():
 def test_models(tmp_path, name, executor):
     """With the augmentation of their data, and dropout; mobilenet_v2 reads its data from a file."""
     job = model_job(name, tmp_path) | {"executor": executor}
-    require_cpus_numbers(tmp_path, job, 1e-4 if executor == "block" else 0.0)
+    require_cpus_numbers(tmp_path, job, 0.0 if executor == "sequential" else 1e-4)
 
 
 def test_no_warning_of_cudnn_about_the_weights_of_an_lstm(tmp_path):
@@ -358,6 +436,22 @@ def test_sent_states_are_staged_on_the_device():
 
 class TestTheDeviceItself:
     """The fake refuses what a GPU refuses: else the tests above could not fail."""
+
+    def test_streams_wait_for_each_other_or_are_refused(self):
+        with fake_cuda():
+            lane, main = torch.cuda.Stream(), torch.cuda.current_stream()
+            x = torch.ones(2).to("cuda")
+            graph = capture(lambda: x.add_(1), (), lane).graph
+            x.zero_()
+            with torch.cuda.stream(lane), pytest.raises(RuntimeError, match="does not wait"):
+                graph.replay()
+            lane.wait_stream(main)
+            with torch.cuda.stream(lane):
+                graph.replay()
+            with pytest.raises(RuntimeError, match="was not waited for"):
+                x.clone()
+            main.wait_stream(lane)
+            assert x.tolist() == [1, 1]
 
     def test_tensors_of_two_devices(self):
         with fake_cuda():
