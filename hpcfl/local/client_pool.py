@@ -16,7 +16,7 @@ from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
 from hpcfl.data.partition import ExampleRows
 from hpcfl.local.block_batches import BatchMaker, BlockBatches
-from hpcfl.local.examples import InMemory, example_source
+from hpcfl.local.examples import InMemory, example_source, resident
 from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
 from hpcfl.local.step import BatchIndices, ClientTask, Local, number
 from hpcfl.models.losses import terms
@@ -66,9 +66,9 @@ class ClientPool:
         count_labels: int | None = None,
     ) -> None:
         dataset, self._rows, self._held_out = data
-        # A mapped file may be larger than the device, and a run may need a small part of it.
-        resident = not dataset.mapped
-        self._source = example_source(dataset.train, data.rows, device, resident=resident)
+        self.train = resident(dataset.train, device, mapped=dataset.mapped)
+        """All training examples, on the device where they fit."""
+        self._source = example_source(self.train, data.rows, device)
         self._loss = dataset.loss
         self._transform, self._personal = dataset.transform, dataset.personal
         augments(self._transform)  # refuse a wrong transform now, not in the first round
