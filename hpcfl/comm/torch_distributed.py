@@ -229,16 +229,20 @@ class Nccl(_ProcessGroup):
     Small host values are reduced on the GPU, too: the maximum waits for the GPU anyway, and a
     second group over Gloo would have to be configured on every cluster.
 
-    NCCL's algorithms whose order of addition differs from call to call are left out, unless the
-    user has set the variable ``NCCL_ALGO``.
+    Args:
+        launch: of the ranks.
+        timeout_s: see ``connect``.
+        exact: whether all sums are exact in any order.  If not, NCCL's algorithms whose order
+            differs from call to call are left out, unless the user has set ``NCCL_ALGO``.
     """
 
     backend = "nccl"
 
-    def __init__(self, launch: Launch, timeout_s: float) -> None:
+    def __init__(self, launch: Launch, timeout_s: float, *, exact: bool = False) -> None:
         if not dist.is_nccl_available():
             raise JobError("comm.backend: nccl: this torch was built without NCCL; use gloo")
-        os.environ.setdefault("NCCL_ALGO", NCCL_REPRODUCIBLE)
+        if not exact:
+            os.environ.setdefault("NCCL_ALGO", NCCL_REPRODUCIBLE)
         super().__init__(launch, timeout_s)
 
     def allreduce_sum(self, tensor: Tensor) -> None:
