@@ -10,6 +10,7 @@ import warnings
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +26,12 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.staging import StagedExchange
+from hpcfl.data.batches import order
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.timing import measured
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.job.schema import load
+from hpcfl.local import client_pool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep
 from hpcfl.models import MODELS
@@ -37,7 +40,7 @@ from hpcfl.setup.components import build_components
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema
 from tests.algorithms.methods import ENTRIES, SAMPLE
-from tests.gpu.fake_cuda import CUDA, fake_cuda, is_fake
+from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import long_form
 
@@ -139,6 +142,31 @@ def test_algorithms(tmp_path, problem, method, executor):
     _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
     # A block of two and one of one client, each of as many steps as its longest client.
     assert ("replay" in calls) == (executor == "block")
+
+
+@pytest.mark.parametrize("most", [client_pool.MAX_INDICES, 0], ids=["ahead", "too many"])
+def test_the_indices_of_the_next_round_are_made_while_the_gpu_trains(
+    tmp_path, problem, monkeypatch, most
+):
+    """With the numbers of the CPU, where none are made ahead."""
+    monkeypatch.setattr(client_pool, "MAX_INDICES", most)
+    job = small_job(problem, {"name": "fedavg"}, executor="block")
+
+    def noted(*args, **how):
+        for gpu in _current:
+            gpu.calls.append("order")
+        return order(*args, **how)
+
+    monkeypatch.setattr(client_pool, "order", noted)
+    _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE["block"])
+    calls = [name for name in calls if name in ("order", "replay", "synchronize")]
+    runs = [(name, len(list(same))) for name, same in groupby(calls)]
+    made = [k for k, (name, _) in enumerate(runs) if name == "order"]
+    # Blocks of two and of one client in the first round; later ones are not waited for.
+    first, ahead = [2, 1], [3, 3]
+    assert [runs[k][1] for k in made] == first + (ahead if most else first + first)
+    for k in made[2:] if most else ():
+        assert (runs[k - 1][0], runs[k + 1][0]) == ("replay", "synchronize")
 
 
 class RandomDepth(nn.Module):
