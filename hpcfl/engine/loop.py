@@ -104,6 +104,7 @@ def run_round(
         message, tasks, states, local_models=run.observer.needs_local_models(t)
     )
     del states  # make room for the new ones: together they may not fit
+    training.clients.make_ahead(schedule.my_clients(t + 1), t + 1)
     timer.mark("compute")
     record["data_s"] = training.clients.pop_elapsed_s()
     timer.move(record["data_s"], "compute", "read")

@@ -39,7 +39,7 @@ class Clients:
         scores: dict[str, float] = {}
         training: ClientSums = {}
         if objective or (accuracy and not pool.holds_out):
-            training = {i: meter.whole(x, pool.training(i), metrics=accuracy) for i in self.owned}
+            training = meter.of_clients(self.owned, lambda _: x, pool.training, metrics=accuracy)
         if objective:
             terms = [
                 float(self.weights[i]) * (sums["loss"] / max(sums["examples"], 1.0))
@@ -50,7 +50,7 @@ class Clients:
         if accuracy:
             tested = training
             if pool.holds_out:
-                tested = {i: meter.whole(x, pool.testing(i)) for i in self.owned}
+                tested = meter.of_clients(self.owned, lambda _: x, pool.testing)
             scores |= self._summaries("client", tested, meter, comm, x.device)[0]
         return scores
 
@@ -58,21 +58,14 @@ class Clients:
         self, meter: Meter, comm: Comm, device: torch.device
     ) -> dict[str, float]:
         """Collective: the scores of each client's last local model on its own data."""
-        sums = {}
-        for client in self.owned:
-            model = self.local_model(client)
-            if model is not None:
-                sums[client] = meter.whole(model, self.pool.testing(client))
+        sums = meter.of_clients(self.owned, self.local_model, self.pool.testing)
         scores, clients = self._summaries("local_model", sums, meter, comm, device)
         return {**scores, "local_model_clients": clients}
 
     def personal_scores(self, meter: Meter, x: Vector, round: int, comm: Comm) -> dict[str, float]:
         """Collective: the scores of each client's own model, beside ``x``, on its own data."""
-        models = self.personal_models(self.owned, x, round)
-        sums = {
-            i: meter.whole(model, self.pool.testing(i))
-            for i, model in zip(self.owned, models, strict=True)
-        }
+        models = iter(self.personal_models(self.owned, x, round))
+        sums = meter.of_clients(self.owned, lambda _: next(models), self.pool.testing)
         keys = ("loss", "examples", "correct", "scored")[: 4 if meter.classifies else 2]
         terms = [[own[key] for own in sums.values() if own] for key in keys]
         whole = dict(zip(keys, exact_sums(comm, terms, x.device), strict=True))
@@ -113,7 +106,8 @@ class Clients:
         for client, value in values.items():
             if not math.isnan(value):
                 table[0, client], table[1, client] = value, 1
-        table = table.to(device)
+        if comm.size > 1:
+            table = table.to(device)
         comm.allreduce_sum(table)  # exact: an entry is not 0 on one rank only
         found, present = table.cpu()
         return sorted(found[present > 0].tolist())

@@ -17,8 +17,6 @@ from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.evaluation.config import metric_name
 from hpcfl.user_code.names import find_object
 
-Sums = list[float]
-
 
 class Metric(ABC):
     """A score that is made of sums over examples, such as an F1 score of counts for each class."""
@@ -69,8 +67,11 @@ class UserMetric:
             )
         self.function: Callable[..., Any] = self._metric.sums if self._metric else found
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Sums:
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The sums over a batch; of a function, its numbers' sum and the number of examples.
+
+        Returns:
+            [k] in float64 on the device of the outputs.
 
         Raises:
             BrokenRuleError: the metric returns something else than it should, or changes what it
@@ -91,12 +92,12 @@ class UserMetric:
             if len(made) != examples:
                 raise self._broken(f"returns {_shown(made)}; expected a tensor {shape}")
             self.count = 2
-            return [float(made.sum(dtype=torch.float64)), float(examples)]
+            total = made.sum(dtype=torch.float64).to(outputs.device)
+            return torch.stack([total, torch.full_like(total, examples)])
         if self.count not in (0, len(made)):
             raise self.differing(len(made), self.count)
         self.count = len(made)
-        sums: Sums = made.to("cpu", torch.float64).tolist()
-        return sums
+        return made.to(outputs.device, torch.float64)
 
     def score(self, sums: Sequence[float]) -> float:
         """The score of the sums over all examples.
