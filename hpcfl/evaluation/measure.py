@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.evaluation.metrics import names, totals
-from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.evaluation.user_metrics import Score, UserMetric
 from hpcfl.local.step import Gradient
 from hpcfl.types import Batch, LossName, Vector
 
@@ -83,6 +83,21 @@ class Meter:
                 }
         return found
 
+    def scores(self, sums: Mapping[str, float]) -> dict[str, Score]:
+        """The scores of sums over all examples of a client or a set, and how many these are.
+
+        ``loss`` and ``accuracy`` are left out where no label counts for them.
+        """
+        scores: dict[str, Score] = {"examples": sums["examples"]}
+        if sums["examples"]:
+            scores["loss"] = sums["loss"] / sums["examples"]
+        if self.classifies and sums["scored"]:
+            scores["accuracy"] = sums["correct"] / sums["scored"]
+        for metric in self.metrics:
+            own = [sums[name] for name in sum_names(metric, metric.count)]
+            scores[metric.name] = metric.score(own)
+        return scores
+
     def _rows(self, x: Vector, batches: Iterable[Batch], *, metrics: bool) -> list[Tensor]:
         """The sums of every batch, [k] in float64 on the device."""
         return [
@@ -119,8 +134,3 @@ def rounded_sum(numbers: Iterable[float]) -> float:
 def sum_names(metric: UserMetric, count: int) -> list[str]:
     """The names of a metric's sums."""
     return [f"{metric.name} {number}" for number in range(count)]
-
-
-def score(metric: UserMetric, sums: Mapping[str, float]) -> float:
-    """The score of a metric from its sums over all examples."""
-    return metric.score([sums[name] for name in sum_names(metric, metric.count)])

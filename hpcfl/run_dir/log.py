@@ -49,8 +49,8 @@ def of_ranks(busy: Sequence[float]) -> dict[str, float | Sequence[float]]:
     return {QUANTILES: quartiles, SLOWEST: busy.index(ascending[-1])}
 
 
-class RunLog:
-    """The log of a run, open for appending; without a path (not rank 0) it writes nothing.
+class AppendedFile:
+    """A file of a run, open for appending; without a path (not rank 0) it writes nothing.
 
     Args:
         path: of the file.
@@ -61,26 +61,25 @@ class RunLog:
         self._path = path or Path()
         self._file: FileIO | None = None
         self.position = position
-        """The end of the log."""
+        """The end of the file."""
         if path:
             with write_errors(path):
                 # Unbuffered: after a failed write (a full disk), a buffer would be written again at
                 # the close, and fail again.
                 self._file = regular.open_append(path)
 
-    def write(self, record: Line) -> None:
-        """Append the line of a round; numbers that are not finite, which JSON lacks, are null.
+    def append(self, content: bytes) -> None:
+        """Append to the file.
 
         Raises:
             DiskError: the disk is full or fails.
         """
         if self._file:
-            line = log_line(record)
             with write_errors(self._path):
-                left = memoryview(line)
+                left = memoryview(content)
                 while left:
                     left = left[self._file.write(left) :]
-            self.position = self.position.after(line)
+            self.position = self.position.after(content)
 
     def sync(self) -> None:
         """Fsync the file.
@@ -93,7 +92,7 @@ class RunLog:
                 os.fsync(self._file.fileno())
 
     def require_in_place(self) -> None:
-        """Refuse to commit a checkpoint where the log is no longer the file that this run writes.
+        """Refuse to commit a checkpoint where it is no longer the file that this run writes.
 
         Raises:
             LostFileError: it was deleted, replaced or changed.
@@ -110,6 +109,18 @@ class RunLog:
         if self._file:
             with write_errors(self._path):
                 self._file.close()
+
+
+class RunLog(AppendedFile):
+    """The log of a run, open for appending."""
+
+    def write(self, record: Line) -> None:
+        """Append the line of a round; numbers that are not finite, which JSON lacks, are null.
+
+        Raises:
+            DiskError: the disk is full or fails.
+        """
+        self.append(log_line(record))
 
 
 def log_line(record: Line) -> bytes:
