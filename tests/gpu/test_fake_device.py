@@ -459,7 +459,8 @@ def build_evaluation(path, device):
     """The evaluation of a job, whose local and personal models are the initial ones; this model."""
     parts = build_components(load(path, [f"device={device.type}"]), device)
     owned, x0 = range(len(parts.rows)), parts.x0
-    clients = Clients(parts.clients, owned, parts.weights, lambda _: x0, lambda *_: x0)
+    models = [x0] * len(owned)
+    clients = Clients(parts.clients, owned, parts.weights, lambda _: x0, lambda *_: models)
     sets = {"test": parts.tests(), "validation": parts.validation()}
     how = parts.job.evaluate, parts.gradient(), parts.dataset
     return Evaluation(*how, sets, clients, Solo()), x0
