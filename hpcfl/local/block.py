@@ -184,14 +184,20 @@ class _BlockGradient:
     def __init__(self, gradients: BlockGradients, batches: Batches) -> None:
         self._gradients, self._batches, self._calls = gradients, batches, OneAtATime()
         self.loss: Tensor | None = None  # of the job, at the point of the first call
+        self.statistics: Tensor | None = None  # [Q], which the first call moves; or None
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
         """The gradient at ``point``."""
         self._calls.check()
         terms = None if loss is None else self._calls.guarded(loss)
-        value, gradient = stacked(
-            lambda points: self._gradients(points, self._batches, terms), point
+        before = () if self.loss is not None or self.statistics is None else (self.statistics,)
+        value, gradient, *after = stacked(
+            lambda points, *statistics: self._gradients(points, self._batches, terms, *statistics),
+            point,
+            *before,
         )
+        if after:
+            (self.statistics,) = after
         if self.loss is None:
             self.loss = value
         return gradient  # type: ignore[no-any-return]

@@ -63,6 +63,7 @@ def block_executor(
         "products" if cuda else "grouped",
         bf16=gradient.bf16,
         clip=gradient.clip,
+        statistics=gradient.statistics,
     )
     gradients.probe(x, clients.examples_to_try())
     width = padded_width(clients.width, x.device, bf16=gradient.bf16)
