@@ -26,8 +26,8 @@ class Clients:
     """The clients whose states this rank keeps; it evaluates these."""
     weights: NDArray[np.float64]
     """[N], of every client in the mean."""
-    local_model: Callable[[int], Vector | None]
-    """Client -> its last local model, on the device; None while it has none."""
+    local_model: Callable[[int, Vector], Vector | None]
+    """(client, the evaluated model x) -> its last local model, on the device; or None."""
     personal_model: Callable[[int, Vector, int], Vector]
     """(client, the evaluated model x, rounds completed) -> its own model, on the device."""
 
@@ -54,16 +54,14 @@ class Clients:
             scores |= self._summaries("client", tested, meter, comm, x.device)[0]
         return scores
 
-    def local_model_scores(
-        self, meter: Meter, comm: Comm, device: torch.device
-    ) -> dict[str, float]:
+    def local_model_scores(self, meter: Meter, x: Vector, comm: Comm) -> dict[str, float]:
         """Collective: the scores of each client's last local model on its own data."""
         sums = {}
         for client in self.owned:
-            model = self.local_model(client)
+            model = self.local_model(client, x)
             if model is not None:
                 sums[client] = meter.whole(model, self.pool.testing(client))
-        scores, clients = self._summaries("local_model", sums, meter, comm, device)
+        scores, clients = self._summaries("local_model", sums, meter, comm, x.device)
         return {**scores, "local_model_clients": clients}
 
     def personal_scores(self, meter: Meter, x: Vector, round: int, comm: Comm) -> dict[str, float]:

@@ -48,6 +48,8 @@ class Evaluation:
     def scores(self, x: Vector, round: int) -> dict[str, float]:
         """Collective: the scores of the global model ``x`` after ``round`` rounds.
 
+        ``x`` is a point as ``Gradient.predict`` takes it.
+
         See ``hpcfl.evaluation``.
         """
         config, clients = self._config, self._clients
@@ -60,7 +62,7 @@ class Evaluation:
                 self._meter, x, self._comm, objective=config.train, accuracy=config.clients
             )
         if config.local_models:
-            scores |= clients.local_model_scores(self._meter, self._comm, x.device)
+            scores |= clients.local_model_scores(self._meter, x, self._comm)
         if config.personal:
             scores |= clients.personal_scores(self._meter, x, round, self._comm)
         return scores
