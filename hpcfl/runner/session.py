@@ -82,7 +82,7 @@ class RankSession:
         """Where the run was branched from others; on rank 0."""
         self._evaluation: Evaluation | None = None
         job, clients = components.job, len(components.rows)
-        self._accountant = accountant(components.algorithm, job.cohort, clients)
+        self._accountant = accountant(job.algorithm, job.cohort, clients)
 
     @property
     def my_clients(self) -> list[int]:
