@@ -42,6 +42,7 @@ from hpcfl.setup.components import build_components
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema
 from tests.algorithms.methods import ENTRIES, SAMPLE
+from tests.algorithms.play import model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import long_form
@@ -120,7 +121,7 @@ def small_job(data, algorithm, **changes):
     cohort = {"kind": "cyclic", "size": 1 if pooled else 3}
     return {
         "data": data | pooled,
-        "model": {"name": "linear"},
+        "model": model_for(algorithm),
         "cohort": cohort,
         "algorithm": dict(algorithm),
         "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
