@@ -215,6 +215,22 @@ class Kept(NamedTuple):
     total: Tensor
 
 
+class Normalised(nn.Sequential):
+    def __init__(self, input_shape, outputs):
+        layers = nn.Linear(*input_shape, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, outputs)
+        super().__init__(*layers)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedbn"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_running_statistics(tmp_path, problem, method, executor):
+    """The client of three examples has a padded batch."""
+    model = {"name": "module", "of": f"{__name__}.Normalised"}
+    local = {"epochs": 1, "batch_size": 4, "lr": 0.1, "drop_last": True}
+    job = small_job(problem, {"name": method}, model=model, local=local, executor=executor)
+    require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeepsPoints(FedAvg):
     """Keeps the model itself, which the step changes, and shows it to the next step."""
