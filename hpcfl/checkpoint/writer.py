@@ -6,7 +6,7 @@ In between, the files are written in the background while the rounds continue.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -58,6 +58,8 @@ class CheckpointContents:
     """The end of the log; on rank 0."""
     run_files: Mapping[str, int]
     """The crc32 of the files of the run directory that no round changes; on rank 0."""
+    ended: Mapping[str, str] = field(default_factory=dict)
+    """Why the run ends here, see ``Checkpoint.ended``; empty if it goes on."""
     best: bytes | None = None
     """The file of the best model so far, if there is one; on rank 0."""
 
@@ -130,7 +132,7 @@ class PendingCheckpoint:
                 tables[name] = content
         c = self.contents
         checkpoint = Checkpoint(
-            self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files
+            self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files, c.ended
         )
         content = write_manifest(checkpoint)
         # The order of the fsyncs is that of what names what.  A loss of power between two of them
@@ -149,7 +151,7 @@ def begin(
     store: ClientStore,
     comm: Comm,
     background: Executor,
-    sync_log: Callable[[], None],
+    sync: Callable[[], None],
 ) -> PendingCheckpoint:
     """Collective: begin to write a checkpoint, with every rank's client states.
 
@@ -159,7 +161,7 @@ def begin(
         store: this rank's client states.
         comm: the ranks.
         background: the executor of rank 0's writes.
-        sync_log: fsyncs the log; called by ``background`` on rank 0.
+        sync: fsyncs the log and the table of clients; called by ``background`` on rank 0.
 
     Raises:
         DiskError: on this rank alone: the disk is full or fails.
@@ -175,7 +177,7 @@ def begin(
         files = {SERVER: flatten_server(contents.server)}
         if contents.extra_tensors:
             files[KEPT] = {name: copied(tensor) for name, tensor in contents.extra_tensors.items()}
-        written.append(background.submit(_write, folder, files, contents.best, sync_log))
+        written.append(background.submit(_write, folder, files, contents.best, sync))
     comm.barrier()  # no rank may write into the folder before rank 0 has made it
     written += store.snapshot(folder)
     return PendingCheckpoint(folder, contents, written)

@@ -1,13 +1,18 @@
 """Check the scores that a job asks for, and the user's own metrics on a batch."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.errors import JobError, as_job_error, defined
+from hpcfl.evaluation.config import Stop, metric_name
+from hpcfl.evaluation.metrics import TOP
+from hpcfl.evaluation.score_names import score_named
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
+from hpcfl.job.registry import suggestion
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 from hpcfl.user_code.generators import generators
@@ -24,10 +29,12 @@ def check_scores(components: Components) -> None:
     """
     evaluate, dataset = components.job.evaluate, components.dataset
     for key in ("clients", "local_models"):
-        if getattr(evaluate, key) and dataset.classes is None and not evaluate.metrics:
+        summed = getattr(evaluate, key) and evaluate.clients != "table"
+        if summed and dataset.classes is None and not evaluate.metrics:
             raise JobError(
                 f"evaluate.{key}: accuracies need classes, which this data has not; remove it, "
-                "or name metrics of your own in evaluate.metrics"
+                "name metrics of your own in evaluate.metrics, or set evaluate.clients to table, "
+                "which has losses"
             )
     if evaluate.local_models and components.schema.local_model_field is None:
         raise JobError(
@@ -40,11 +47,61 @@ def check_scores(components: Components) -> None:
             "the clients' own, as fedper and ditto do; remove the key, or set "
             "evaluate.personal.steps to score fine-tuned models"
         )
+    if components.job.stop is not None:
+        _check_stop(components, components.job.stop)
     tests, validated = dataset.test, components.split.validation is not None
     if evaluate.best and not validated and (tests is None or not len(tests.labels)):
         raise JobError(
             "evaluate.best: this data has no test set for the comparison; remove it, or set "
             "data.validation"
+        )
+
+
+def _check_stop(components: Components, stop: Stop) -> None:
+    """Refuse to wait for a score that no evaluation before the last round has.
+
+    Raises:
+        JobError: the job does not compute it, or only after the last round.
+    """
+    evaluate, dataset = components.job.evaluate, components.dataset
+    if evaluate.every is None:
+        raise JobError(
+            "stop: evaluate.every is absent, so only the last round is evaluated; set "
+            "evaluate.every"
+        )
+    sets = {
+        "test": dataset.test is not None and len(dataset.test.labels) > 0,
+        "validation": components.split.validation is not None,
+    }
+    whole = [name for name, present in sets.items() if present]
+    own = [metric_name(path) for path in evaluate.metrics]
+    classes = dataset.classes or 0
+    known = [f"{name}_loss" for name in whole]
+    known += [f"{name}_accuracy" for name in whole if classes]
+    known += [f"{name}_top5_accuracy" for name in whole if classes > TOP]
+    known += [f"{name}_{metric}" for name in whole for metric in own]
+    known += ["train_objective"] if evaluate.train else []
+    known += ["personal_loss"] if evaluate.personal else []
+    known += ["personal_accuracy"] if evaluate.personal and classes else []
+    asked = {
+        "client": evaluate.clients,
+        "local_model": evaluate.local_models,
+        "personal": evaluate.personal,
+    }
+    for whose in (name for name, computed in asked.items() if computed):
+        ends = ("mean", "std", "worst_decile", "best_decile")
+        known += [f"{whose}_accuracy_{end}" for end in ends if classes]
+        ends = ("mean", "std", "lowest_decile", "highest_decile")
+        known += [f"{whose}_{metric}_{end}" for metric in own for end in ends]
+    if stop.metric not in known:
+        raise JobError(
+            f"stop.metric: found {stop.metric}, expected a score that the job computes: "
+            f"{', '.join(known)}{suggestion(stop.metric, known)}"
+        )
+    if stop.better is None and score_named(stop.metric).better is None:
+        raise JobError(
+            f"stop.better: missing; hpcfl does not know whether a high or a low {stop.metric} is "
+            "good: say higher or lower"
         )
 
 
@@ -69,7 +126,8 @@ def check_tests(trial: Trial) -> None:
 
 def _check_metrics(trial: Trial, metrics: Sequence[UserMetric], batch: Batch) -> None:
     """Call the user's metrics twice on a batch."""
-    outputs = trial.gradient.predict(trial.components.x0, batch.inputs)
+    components = trial.components
+    outputs = trial.gradient.predict(components.x0, batch.inputs)
     for metric in metrics:
         name, where = f"evaluate.metrics: {short_name(metric.path)}", defined(metric.function)
         given = f"outputs {shape_text(outputs)}, labels {shape_text(batch.labels)}"
@@ -77,12 +135,19 @@ def _check_metrics(trial: Trial, metrics: Sequence[UserMetric], batch: Batch) ->
         with as_job_error(name, does, where, metric.function):
             before = generators()
             (other,) = load_metrics([metric.path])  # one that has seen no batch
-            first, again = (metric.sums(outputs, batch.labels) for _ in range(2))
+            first, again = (metric.sums(outputs, batch.labels).tolist() for _ in range(2))
             scores = [metric.score(first), other.score(again)]
             drew = generators().changed(before)
         if drew:
             raise JobError(f"{name}: draws{where} from {' and '.join(drew)}; let it draw nothing")
-        if not np.array_equal([*first, scores[0]], [*again, scores[1]], equal_nan=True):
+        if metric.width > 1 and components.job.evaluate.clients != "table":
+            raise JobError(
+                f"{name}: its score has {metric.width} numbers, and the log holds one; set "
+                "evaluate.clients to table, which writes them to clients.csv"
+            )
+        if not all(
+            map(partial(np.array_equal, equal_nan=True), [first, scores[0]], [again, scores[1]])
+        ):
             raise JobError(
                 f"{name}: gives other numbers{where} when the same batch is run again; let "
                 "it keep nothing between calls"

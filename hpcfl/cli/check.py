@@ -218,6 +218,8 @@ def _job_lines(
     if slow:
         yield "warning", slow
     yield "evaluate", _settings(job.evaluate).removeprefix(": ")
+    if job.stop is not None:
+        yield "stop", _settings(job.stop).removeprefix(": ")
     if measured := [
         f.name for f in fields(job.diagnostics) if getattr(job.diagnostics, f.name) is True
     ]:

@@ -224,7 +224,7 @@ class File(Section):
     path: PathText
     """A .npy or .npz of n integers: the example's client, counted from 0; none if -1 or 255."""
     key: str | None = None
-    """The array in an .npz with several arrays."""
+    """The array in an .npz with several arrays; ``client`` when absent."""
     seed: Seed | None = None
     """Unused: a file draws nothing."""
 

@@ -334,6 +334,34 @@ def _natural(
     return _of_clients(natural, _draw(len(natural), wanted, generator))
 
 
+def owners_of_tests(
+    config: DataConfig, dataset: Dataset, split: Split, seed: int
+) -> NDArray[np.int32] | None:
+    """The client of each test example, [test examples], -1 where none that trains has it.
+
+    None where the data does not say whose its test examples are, or the clients are not natural.
+
+    Args:
+        config: the ``data`` section.
+        dataset: loaded by ``config.load``.
+        split: of the job, by ``split_examples``.
+        seed: the job's.
+    """
+    tests, partition = dataset.natural_tests, effective_partition(config, dataset)
+    if dataset.test is None or tests is None or not isinstance(partition, Natural):
+        return None
+    numbers = np.arange(len(tests))  # the natural client of each client that trains
+    if config.clients is not None:
+        generator = stream(seed if partition.seed is None else partition.seed, "partition")
+        numbers = _draw(len(tests), config.clients, generator)
+    if split.clients is not None:
+        numbers = numbers[split.clients]
+    owner = np.full(len(dataset.test.labels), -1, dtype=np.int32)
+    for client, number in enumerate(numbers.tolist()):
+        owner[tests[number]] = client
+    return owner
+
+
 def _draw(population: int, wanted: int, generator: np.random.Generator) -> ExampleRows:
     """``wanted`` of the natural clients, drawn without replacement, ascending."""
     return np.sort(generator.choice(population, size=wanted, replace=False))
@@ -346,7 +374,7 @@ def _of_clients(natural: Sequence[ExampleRows], drawn: ExampleRows) -> Sequence[
 def _file(partition: File, wanted: int | None, examples: int) -> tuple[ExampleRows, ...]:
     """The partition in a file."""
     path = Path(partition.path)
-    client = read_array(path, partition.key)
+    client = read_array(path, partition.key, default="client")
     if client.shape != (examples,) or client.dtype.kind not in "iu":
         raise DataError(
             f"{path}: {client.dtype} of shape {client.shape}, expected the client of each of the "

@@ -56,16 +56,18 @@ class RoundModel:
 class Callback:
     """Base of the classes that ``callbacks`` of a job names, and of objects for ``hpcfl.run``.
 
-    All methods are called on rank 0 alone, while the other ranks wait.  What they return is not
-    used, and nothing that they do to their arguments changes the run.  An exception ends the run,
-    and so does ``sys.exit``.
+    All methods are called on rank 0 alone, while the other ranks wait.  Nothing that they do to
+    their arguments changes the run.  An exception ends the run as failed, and so does ``sys.exit``.
     """
 
     def start(self, run: RunStart) -> None:
         """Called before the first round of every start, also of a run that is finished already."""
 
-    def round(self, record: Record, model: RoundModel) -> None:
+    def round(self, record: Record, model: RoundModel) -> bool | None:
         """Called after every round, when its line is in the log.
+
+        True ends the run after this round, with a checkpoint, as finished; True after round 0 ends
+        it after round 1.
 
         A resume runs the rounds after its checkpoint again, and calls this again for them.
 
@@ -74,6 +76,7 @@ class Callback:
                 round 0, the initial model, has scores alone, and a round without clients no loss.
             model: the global model after the round.
         """
+        return None
 
     def end(self, status: str) -> None:
         """Called when this start ends, unless it is killed.
@@ -97,6 +100,8 @@ class Callbacks:
     def __init__(self, named: Sequence[tuple[str, Callback]], seed: int) -> None:
         self._named, self._seed = named, seed
         self._started: list[int] = []
+        self.reason = ""
+        """Why the run ends, where a callback says that it does; else empty."""
 
     def __bool__(self) -> bool:
         return bool(self._named)
@@ -118,7 +123,7 @@ class Callbacks:
             self._started.append(index)
 
     def round(self, record: Record, model: RoundModel) -> None:
-        """Give all the log's line of a round, and the model.
+        """Give all the log's line of a round, and the model; note who ends the run.
 
         Raises:
             HookError, DiskError: one of them fails.
@@ -126,7 +131,9 @@ class Callbacks:
         number = int(record["round"])
         for index, (_, callback) in enumerate(self._named):
             when = f"after round {number}"
-            self._call(index, when, callback.round, dict(record), model, round=number)
+            ends = self._call(index, when, callback.round, dict(record), model, round=number)
+            if ends is True and not self.reason:
+                self.reason = f"{self._named[index][0]} asked for it after round {number}"
 
     def end(self, status: str) -> list[Exception]:
         """Tell those whose start returned that it is over; the errors of those that fail."""
@@ -143,15 +150,15 @@ class Callbacks:
         self,
         index: int,
         when: str,
-        method: Callable[..., None],
+        method: Callable[..., Any],
         *args: Any,
         round: int = seeds.NO_ROUND,
-    ) -> None:
-        """Call a method; its draws follow from the job's seed, the round and the callback."""
+    ) -> Any:
+        """Call a method and return its value; draws follow from the seed, round and callback."""
         name, seed = self._named[index][0], seeds.key(self._seed, f"callback {index}", round)
         try:
             with undisturbed(seed):
-                method(*args)
+                return method(*args)
         except (KeyboardInterrupt, DiskError):
             raise
         except BaseException as e:  # also of sys.exit, which would end this rank alone
@@ -175,4 +182,4 @@ def advice(error: BaseException) -> str:
     """What to do about an error of a callback, for the end of its line."""
     if isinstance(error, Exception):
         return traceback_hint()
-    return "; to stop the run with a checkpoint, call signal.raise_signal(signal.SIGTERM)"
+    return "; to end the run with a checkpoint, return True from round"

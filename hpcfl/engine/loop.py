@@ -23,6 +23,8 @@ from hpcfl.types import Record
 def run_rounds(run: Run, server: Any, start: int) -> Any:
     """Collective: run the rounds from ``start`` on; returns the server at the end.
 
+    The end is the last round, or one after which ``RunHooks.ends``.
+
     Raises:
         Stopped: a signal requested a stop; a checkpoint was committed.
         DivergedError: an upload or the server was not finite; nothing of its round was kept.
@@ -53,11 +55,15 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
             timer.mark("evaluate")
         busy = timer.write_to(record)
         hooks.record(record, busy, x)
+        ends = done < schedule.rounds and hooks.ends(done)
         if not agreed.writing:
             hooks.commit_checkpoint(done)
-        if agreed.stop or agreed.save or schedule.checkpoint_due(done):
+        if ends or agreed.stop or agreed.save or schedule.checkpoint_due(done):
             hooks.begin_checkpoint(done, server, run.observer.extra_tensors)
             run.signals.save, saved = False, monotonic()
+        if ends:
+            hooks.commit_checkpoint(done)
+            return server
         if agreed.stop and done < schedule.rounds:
             hooks.commit_checkpoint(done)
             raise stopped(agreed.stop, done, schedule.rounds)
@@ -104,6 +110,7 @@ def run_round(
         message, tasks, states, local_models=run.observer.needs_local_models(t)
     )
     del states  # make room for the new ones: together they may not fit
+    training.clients.make_ahead(schedule.my_clients(t + 1), t + 1)
     timer.mark("compute")
     record["data_s"] = training.clients.pop_elapsed_s()
     timer.move(record["data_s"], "compute", "read")

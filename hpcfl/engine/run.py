@@ -36,7 +36,7 @@ class CheckpointState(NamedTuple):
 class RunHooks(Protocol):
     """Evaluation, log and checkpoints of a run.
 
-    ``evaluate``, ``begin_checkpoint`` and ``commit_checkpoint`` are collective.
+    ``evaluate``, ``ends``, ``begin_checkpoint`` and ``commit_checkpoint`` are collective.
     """
 
     def begin_round(self, round: int) -> None:
@@ -52,6 +52,10 @@ class RunHooks(Protocol):
 
         ``busy``: each rank's seconds of work, if several.
         """
+        ...
+
+    def ends(self, round: int) -> bool:
+        """Whether the run ends after ``round`` rounds, before the last one; called after each."""
         ...
 
     def begin_checkpoint(

@@ -10,10 +10,14 @@ from numpy.typing import NDArray
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
-from hpcfl.evaluation.measure import Meter, rounded_sum, score
+from hpcfl.evaluation.client_rows import ClientRows
+from hpcfl.evaluation.measure import Meter, rounded_sum
+from hpcfl.evaluation.user_metrics import Score, agree
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.types import Vector
 
+_MODELS = {"client": "global", "local_model": "local", "personal": "personal"}
+"""By the prefixes of their scores, the models in clients.csv."""
 ClientSums = Mapping[int, Mapping[str, float]]  # client -> sums over its examples
 
 
@@ -32,14 +36,21 @@ class Clients:
     """(clients, the evaluated model x, rounds completed) -> their own models, on the device."""
 
     def global_scores(
-        self, meter: Meter, x: Vector, comm: Comm, *, objective: bool, accuracy: bool
+        self,
+        meter: Meter,
+        x: Vector,
+        comm: Comm,
+        rows: ClientRows | None = None,
+        *,
+        objective: bool,
+        accuracy: bool,
     ) -> dict[str, float]:
         """Collective: the scores of the global model ``x`` on the clients' data."""
         pool = self.pool
         scores: dict[str, float] = {}
         training: ClientSums = {}
         if objective or (accuracy and not pool.holds_out):
-            training = {i: meter.whole(x, pool.training(i), metrics=accuracy) for i in self.owned}
+            training = meter.of_clients(self.owned, lambda _: x, pool.training, metrics=accuracy)
         if objective:
             terms = [
                 float(self.weights[i]) * (sums["loss"] / max(sums["examples"], 1.0))
@@ -50,29 +61,24 @@ class Clients:
         if accuracy:
             tested = training
             if pool.holds_out:
-                tested = {i: meter.whole(x, pool.testing(i)) for i in self.owned}
-            scores |= self._summaries("client", tested, meter, comm, x.device)[0]
+                tested = meter.of_clients(self.owned, lambda _: x, pool.testing)
+            scores |= self._summaries("client", tested, meter, comm, x.device, rows)[0]
         return scores
 
     def local_model_scores(
-        self, meter: Meter, comm: Comm, device: torch.device
+        self, meter: Meter, comm: Comm, device: torch.device, rows: ClientRows | None
     ) -> dict[str, float]:
         """Collective: the scores of each client's last local model on its own data."""
-        sums = {}
-        for client in self.owned:
-            model = self.local_model(client)
-            if model is not None:
-                sums[client] = meter.whole(model, self.pool.testing(client))
-        scores, clients = self._summaries("local_model", sums, meter, comm, device)
+        sums = meter.of_clients(self.owned, self.local_model, self.pool.testing)
+        scores, clients = self._summaries("local_model", sums, meter, comm, device, rows)
         return {**scores, "local_model_clients": clients}
 
-    def personal_scores(self, meter: Meter, x: Vector, round: int, comm: Comm) -> dict[str, float]:
+    def personal_scores(
+        self, meter: Meter, x: Vector, round: int, comm: Comm, rows: ClientRows | None
+    ) -> dict[str, float]:
         """Collective: the scores of each client's own model, beside ``x``, on its own data."""
-        models = self.personal_models(self.owned, x, round)
-        sums = {
-            i: meter.whole(model, self.pool.testing(i))
-            for i, model in zip(self.owned, models, strict=True)
-        }
+        models = iter(self.personal_models(self.owned, x, round))
+        sums = meter.of_clients(self.owned, lambda _: next(models), self.pool.testing)
         keys = ("loss", "examples", "correct", "scored")[: 4 if meter.classifies else 2]
         terms = [[own[key] for own in sums.values() if own] for key in keys]
         whole = dict(zip(keys, exact_sums(comm, terms, x.device), strict=True))
@@ -81,39 +87,58 @@ class Clients:
             scores["personal_loss"] = whole["loss"] / whole["examples"]
         if whole.get("scored"):
             scores["personal_accuracy"] = whole["correct"] / whole["scored"]
-        return scores | self._summaries("personal", sums, meter, comm, x.device)[0]
+        return scores | self._summaries("personal", sums, meter, comm, x.device, rows)[0]
 
     def _summaries(
-        self, prefix: str, sums: ClientSums, meter: Meter, comm: Comm, device: torch.device
+        self,
+        prefix: str,
+        sums: ClientSums,
+        meter: Meter,
+        comm: Comm,
+        device: torch.device,
+        rows: ClientRows | None,
     ) -> tuple[dict[str, float], int]:
-        """Collective: the summaries of accuracies and metrics; how many clients the first has."""
-        known = {client: own for client, own in sums.items() if own}
+        """Collective: the summaries of accuracies and metrics; how many clients the first has.
+
+        The scores of each client are handed to ``rows``.
+        """
+        known = {client: meter.scores(own) for client, own in sums.items() if own}
+        agree(meter.metrics, "numbers", comm)
         scores: dict[str, float] = {}
         counts = []
         if meter.classifies:
-            values = {
-                i: own["correct"] / own["scored"] for i, own in known.items() if own["scored"]
-            }
-            ascending = self._gather(values, comm, device)
+            ascending = self._gather("accuracy", known, comm, device)
             counts.append(len(ascending))
             ends = {"worst_decile": ascending, "best_decile": ascending[::-1]}
             scores |= _summary(f"{prefix}_accuracy", ascending, **ends)
         for metric in meter.metrics:
-            values = {i: score(metric, own) for i, own in known.items()}
-            ascending = self._gather(values, comm, device)
+            if metric.width > 1:
+                continue
+            ascending = self._gather(metric.name, known, comm, device)
             counts.append(len(ascending))
             # Both ends: hpcfl does not know which is the worst.
             ends = {"lowest_decile": ascending, "highest_decile": ascending[::-1]}
             scores |= _summary(f"{prefix}_{metric.name}", ascending, **ends)
+        if rows is not None:
+            data = "holdout" if self.pool.holds_out else "train"
+            rows.of_clients(_MODELS[prefix], data, known, len(self.pool))
         return scores, next(iter(counts), 0)
 
-    def _gather(self, values: Mapping[int, float], comm: Comm, device: torch.device) -> list[float]:
-        """Collective: the values of all clients that have one, ascending; NaN is none."""
+    def _gather(
+        self,
+        name: str,
+        known: Mapping[int, Mapping[str, Score]],
+        comm: Comm,
+        device: torch.device,
+    ) -> list[float]:
+        """Collective: the scores of all clients that have one, ascending; NaN is none."""
         table = torch.zeros(2, len(self.pool), dtype=torch.float64)
-        for client, value in values.items():
-            if not math.isnan(value):
+        for client, scores in known.items():
+            value = scores.get(name, math.nan)
+            if not isinstance(value, tuple) and not math.isnan(value):
                 table[0, client], table[1, client] = value, 1
-        table = table.to(device)
+        if comm.size > 1:
+            table = table.to(device)
         comm.allreduce_sum(table)  # exact: an entry is not 0 on one rank only
         found, present = table.cpu()
         return sorted(found[present > 0].tolist())

@@ -1,8 +1,9 @@
 """The ``evaluate`` section of a job."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from hpcfl.evaluation.score_names import RESERVED
+from hpcfl.evaluation.score_names import RESERVED, SCORES
 from hpcfl.types import Count, Natural, Section
 from hpcfl.user_code.names import short_name
 
@@ -32,8 +33,9 @@ class Evaluate(Section):
     """Examples a batch, for evaluation and for full-batch gradients."""
     train: bool = False
     """Compute the global model's loss over all clients' training examples, too."""
-    clients: bool = False
-    """Compute its accuracy on each client's examples, too: the mean, and the worst decile."""
+    clients: bool | Literal["table"] = False
+    """Compute its accuracy on each client's examples, too: the mean, and the worst decile; with
+    ``table`` the scores of each client are also in the run's ``clients.csv``."""
     local_models: bool = False
     """Evaluate each client's last local model, too, if the algorithm keeps it."""
     personal: bool | FineTuning = False
@@ -64,3 +66,24 @@ class Evaluate(Section):
     def count(self, rounds: int) -> int:
         """How many evaluations a run of so many rounds has, with that of the initial model."""
         return sum(self.due(round, rounds) for round in range(rounds + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Section):
+    """When a run ends before its last round, by a score; ``target``, ``patience`` or both."""
+
+    metric: str
+    """The score, by its key in the log."""
+    target: float | None = None
+    """End at the first evaluation that is as good."""
+    patience: Count | None = None
+    """End after so many evaluations in a row without a better one than all before."""
+    better: Literal["higher", "lower"] | None = None
+    """Of a metric of your own, which scores are better; hpcfl knows it of its own."""
+
+    def __post_init__(self) -> None:
+        if self.target is None and self.patience is None:
+            raise ValueError("target: missing; give target, patience or both")
+        known = SCORES[self.metric].better if self.metric in SCORES else None
+        if known is not None and self.better not in (None, known):
+            raise ValueError(f"better: found {self.better}, but {self.metric} is better {known}")

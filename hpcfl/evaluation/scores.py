@@ -1,17 +1,16 @@
 """Compute all scores that the ``evaluate`` section of a job names."""
 
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.data.base import Dataset
+from hpcfl.evaluation.client_rows import ClientRow, ClientRows
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.config import Evaluate
-from hpcfl.evaluation.measure import Meter, score, sum_names
+from hpcfl.evaluation.measure import Meter, sum_names
 from hpcfl.evaluation.metrics import names
-from hpcfl.evaluation.user_metrics import load_metrics
+from hpcfl.evaluation.user_metrics import agree, load_metrics
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.step import Gradient
 from hpcfl.types import Vector
@@ -29,6 +28,7 @@ class Evaluation:
         sets: the test set and the validation set, by the prefixes of their scores.
         clients: this rank's.
         comm: the group of ranks.
+        write_rows: gets the rows of ``evaluate.clients: table``, on rank 0.
     """
 
     def __init__(
@@ -39,7 +39,9 @@ class Evaluation:
         sets: Mapping[str, EvaluationSet],
         clients: Clients,
         comm: Comm,
+        write_rows: Callable[[Sequence[ClientRow]], None] = lambda rows: None,
     ) -> None:
+        self._write_rows = write_rows
         self._config, self._sets, self._clients, self._comm = config, sets, clients, comm
         metrics = load_metrics(config.metrics)
         self._meter = Meter(gradient, dataset.loss, dataset.classes, metrics)
@@ -50,25 +52,33 @@ class Evaluation:
 
         See ``hpcfl.evaluation``.
         """
-        config, clients = self._config, self._clients
+        config, clients, rows = self._config, self._clients, None
+        if config.clients == "table":
+            rows = ClientRows(self._meter, self._comm, x.device, round, self._write_rows)
         scores: dict[str, float] = {}
         for name, examples in self._sets.items():
             if len(examples):
-                scores |= self._scores_on(name, examples, x)
+                scores |= self._scores_on(name, examples, x, rows)
         if config.train or config.clients:
+            accuracy = bool(config.clients)
             scores |= clients.global_scores(
-                self._meter, x, self._comm, objective=config.train, accuracy=config.clients
+                self._meter, x, self._comm, rows, objective=config.train, accuracy=accuracy
             )
         if config.local_models:
-            scores |= clients.local_model_scores(self._meter, self._comm, x.device)
+            scores |= clients.local_model_scores(self._meter, self._comm, x.device, rows)
         if config.personal:
-            scores |= clients.personal_scores(self._meter, x, round, self._comm)
+            scores |= clients.personal_scores(self._meter, x, round, self._comm, rows)
         return scores
 
-    def _scores_on(self, name: str, examples: EvaluationSet, x: Vector) -> dict[str, float]:
+    def _scores_on(
+        self, name: str, examples: EvaluationSet, x: Vector, rows: ClientRows | None
+    ) -> dict[str, float]:
         """Collective: NAME_loss, the accuracies of a classification, and the user's metrics."""
         batches = self._meter.each(x, examples.batches(self._comm.rank, self._comm.size))
-        keys = [*self._names, *self._sums_of_metrics()]
+        metrics = self._meter.metrics
+        agree(metrics, "sums", self._comm)
+        own = [key for metric in metrics for key in sum_names(metric, metric.count)]
+        keys = [*self._names, *own]
         columns = [[batch[key] for batch in batches] for key in keys]
         sums = dict(zip(keys, exact_sums(self._comm, columns, x.device), strict=True))
         # Labels that are padding do not count; of a set of padding alone nothing is known.
@@ -76,26 +86,11 @@ class Evaluation:
         for count, accuracy in ACCURACIES.items():
             if count in sums and sums["scored"]:
                 scores[f"{name}_{accuracy}"] = sums[count] / sums["scored"]
-        for metric in self._meter.metrics:
-            scores[f"{name}_{metric.name}"] = score(metric, sums)
+        whole = self._meter.scores(sums)
+        for metric in metrics:
+            found = whole[metric.name]
+            if not isinstance(found, tuple):  # the log has no place for several numbers
+                scores[f"{name}_{metric.name}"] = found
+        if rows is not None:
+            rows.of_set(name, whole)
         return scores
-
-    def _sums_of_metrics(self) -> list[str]:
-        """Collective: the names of all sums of the user's metrics.
-
-        A rank without a batch learns from the others how many there are.
-
-        Raises:
-            BrokenRuleError: on all ranks: the batches of two ranks have different numbers of sums.
-        """
-        metrics = self._meter.metrics
-        if not metrics:
-            return []
-        counts = [metric.count for metric in metrics]
-        negated = [-count if count else -np.inf for count in counts]  # for the smallest
-        found = self._comm.allreduce_max(np.array([*counts, *negated], dtype=np.float64))
-        for metric, most, least in zip(metrics, found, -found[len(metrics) :], strict=False):
-            if least < most:
-                raise metric.differing(int(least), int(most), collective=True)
-            metric.count = int(most)
-        return [key for metric in metrics for key in sum_names(metric, metric.count)]

@@ -8,16 +8,19 @@ the same bits on all.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from inspect import isabstract
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.comm.base import Comm
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.evaluation.config import metric_name
 from hpcfl.user_code.names import find_object
 
-Sums = list[float]
+Score = float | tuple[float, ...]
+"""A number, or several, such as one for each class."""
 
 
 class Metric(ABC):
@@ -36,8 +39,11 @@ class Metric(ABC):
         """
 
     @abstractmethod
-    def score(self, sums: Tensor) -> float:
-        """The score of the sums over all examples, [k] in float64 on the CPU."""
+    def score(self, sums: Tensor) -> float | Tensor:
+        """The score of the sums over all examples, [k] in float64 on the CPU.
+
+        A tensor of several numbers needs ``evaluate.clients: table``.
+        """
 
 
 class UserMetric:
@@ -56,6 +62,8 @@ class UserMetric:
         self.path, self.name = path, metric_name(path)
         self.count = 0
         """How many sums it has; 0 before the first batch."""
+        self.width = 0
+        """How many numbers its score has; 0 before the first one."""
         self._metric: Metric | None = None
         if isinstance(found, type) and issubclass(found, Metric):
             if isabstract(found):
@@ -69,8 +77,11 @@ class UserMetric:
             )
         self.function: Callable[..., Any] = self._metric.sums if self._metric else found
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Sums:
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The sums over a batch; of a function, its numbers' sum and the number of examples.
+
+        Returns:
+            [k] in float64 on the device of the outputs.
 
         Raises:
             BrokenRuleError: the metric returns something else than it should, or changes what it
@@ -91,46 +102,77 @@ class UserMetric:
             if len(made) != examples:
                 raise self._broken(f"returns {_shown(made)}; expected a tensor {shape}")
             self.count = 2
-            return [float(made.sum(dtype=torch.float64)), float(examples)]
+            total = made.sum(dtype=torch.float64).to(outputs.device)
+            return torch.stack([total, torch.full_like(total, examples)])
         if self.count not in (0, len(made)):
-            raise self.differing(len(made), self.count)
+            raise self.differing("sums", len(made), self.count)
         self.count = len(made)
-        sums: Sums = made.to("cpu", torch.float64).tolist()
-        return sums
+        return made.to(outputs.device, torch.float64)
 
-    def score(self, sums: Sequence[float]) -> float:
-        """The score of the sums over all examples.
+    def score(self, sums: Sequence[float]) -> Score:
+        """The score of the sums over all examples; of a tensor its numbers, row by row.
 
         Raises:
-            BrokenRuleError: it is no number.
+            BrokenRuleError: it is no number, or it has another number of them than before.
             Exception: whatever the metric raises.
         """
         if self._metric is None:
+            self.width = 1
             total, examples = sums
             return total / examples
         found: Any = self._metric.score(torch.tensor(sums, dtype=torch.float64))
-        if isinstance(found, Tensor) and found.numel() == 1:
-            found = found.item()
-        if not isinstance(found, int | float):
+        if isinstance(found, Tensor) and found.numel() and not found.is_complex():
+            numbers = tuple(found.detach().to("cpu", torch.float64).flatten().tolist())
+        elif isinstance(found, int | float):
+            numbers = (float(found),)
+        else:
             raise BrokenRuleError(
                 f"{self.name}.score returns {_shown(found)}; expected a number",
                 defined(type(self._metric).score),
             )
-        return float(found)
+        if self.width not in (0, len(numbers)):
+            raise self.differing("numbers", len(numbers), self.width)
+        self.width = len(numbers)
+        return numbers if len(numbers) > 1 else numbers[0]
 
-    def differing(self, count: int, other: int, *, collective: bool = False) -> BrokenRuleError:
-        """The error of two batches that have different numbers of sums.
+    def differing(
+        self, what: str, count: int, other: int, *, collective: bool = False
+    ) -> BrokenRuleError:
+        """The error of different numbers of sums or scores.
 
         Args:
-            count: of one batch.
+            what: "sums" of a batch, or the "numbers" of a score.
+            count: of one batch or score.
             other: of the other.
             collective: whether every rank raises it.
         """
-        rule = f"returns {count} sums of a batch, and {other} of another"
+        rule = f"returns {count} {what} of a batch, and {other} of another"
+        if what == "numbers":
+            rule = f"has a score of {count} {what}, and one of {other}"
         return self._broken(rule, collective=collective)
 
     def _broken(self, rule: str, *, collective: bool = False) -> BrokenRuleError:
         return BrokenRuleError(f"{self.name} {rule}", defined(self.function), collective=collective)
+
+
+def agree(metrics: Sequence[UserMetric], what: Literal["sums", "numbers"], comm: Comm) -> None:
+    """Collective: let all ranks know how many sums, or numbers of a score, each metric has.
+
+    A rank without a batch, or without a client, learns it from the others.
+
+    Raises:
+        BrokenRuleError: on all ranks: two ranks have different numbers.
+    """
+    if not metrics:
+        return
+    name = {"sums": "count", "numbers": "width"}[what]
+    counts = [getattr(metric, name) for metric in metrics]
+    negated = [-count if count else -np.inf for count in counts]  # for the smallest
+    found = comm.allreduce_max(np.array([*counts, *negated], dtype=np.float64))
+    for metric, most, least in zip(metrics, found, -found[len(metrics) :], strict=False):
+        if least < most:
+            raise metric.differing(what, int(least), int(most), collective=True)
+        setattr(metric, name, int(most))
 
 
 def load_metrics(paths: Sequence[str]) -> list[UserMetric]:

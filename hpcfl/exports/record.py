@@ -1,9 +1,9 @@
 """Copy what a run records about itself, to be kept or published without its checkpoints.
 
-The copy has the job, the history and the log, and ``hpcfl report`` reads it like the run itself.
-It is some hundred bytes a round, whatever the model's size, and cannot be resumed.  It names no
-host and no folder: hosts are called host0, host1, ..., an absolute path is cut to its last part,
-and messages and notes are left out of the history.
+The copy has the job, the history, the log and clients.csv, and ``hpcfl report`` reads it like the
+run itself.  It is some hundred bytes a round, whatever the model's size, and cannot be resumed.  It
+names no host and no folder: hosts are called host0, host1, ..., an absolute path is cut to its last
+part, and messages and notes are left out of the history.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,13 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.files import readable
 from hpcfl.job.yaml_file import plain, relative_to_run, write_resolved
 from hpcfl.run_dir.branches import Branch, read_branches, write_branches
+from hpcfl.run_dir.client_table import table_until
 from hpcfl.run_dir.layout import RunDir, history_text
 from hpcfl.run_dir.log import LogReader, log_line
 
 
 def export_record(root: Path, target: Path) -> list[Path]:
-    """Write the job, the history, the log and the branches of a run into another folder.
+    """Write the job, the history, the log, clients.csv and the branches of a run elsewhere.
 
     The run may be alive: nothing of it is changed or locked.
 
@@ -44,11 +45,14 @@ def export_record(root: Path, target: Path) -> list[Path]:
         history = source.history_entries()
         log = LogReader(source.log).read()
         branches = read_branches(source.branches)
+        table = table_until(source.clients, int(log[-1]["round"]) if log else 0)
     files = {
         copy.job: write_resolved(_without_folders(job)),
         copy.history: history_text(_without_names(history)),
         copy.log: b"".join(map(log_line, log)),
     }
+    if table:
+        files[copy.clients] = table
     if branches:
         own = [Branch.parse(_without_folders(branch.entry)) for branch in branches]
         files[copy.branches] = write_branches(own)

@@ -1,11 +1,15 @@
 """Export the partition of a job's examples as a file for other jobs and programs."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcfl.data.split import split_examples
+from hpcfl.data.partition import ExampleRows
+from hpcfl.data.split import owners_of_tests, split_examples
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.job.schema import LoadedJob
 from hpcfl.setup.load_data import fetch_data, load_data
@@ -14,9 +18,14 @@ _HELD = ("holdout", "validation")
 
 
 def export_split(loaded: LoadedJob, path: Path) -> str:
-    """Write the array ``client`` to an .npz: int32 [n], the client of each training example.
+    """Write the clients of the examples to an .npz.
 
-    It is -1 for examples of no client.
+    ``client``, int32 [n]: the client that trains on each training example, -1 where none does.
+    ``holdout``, int32 [n], with ``data.holdout``: the client that each of them is held out of.
+    ``validation``, bool [n], with ``data.validation``: whether it is kept for validation.
+    ``test``, int32 [test examples], of natural clients where the data says whose its test examples
+    are: the client of each.
+
     With ``partition: {kind: file, path: F.npz}`` the same data set gives the same clients.
     Examples held out for tests or validation have no client either: a job that reads the file needs
     neither data.holdout nor data.validation.
@@ -35,11 +44,25 @@ def export_split(loaded: LoadedJob, path: Path) -> str:
     split = split_examples(job.data, dataset, job.seed)
     rows, keys = split.rows, [f"data.{key}=null" for key in _HELD if getattr(job.data, key)]
     note = f"; without {split.note}, so set {' '.join(keys)}" if keys else ""
-    client = np.full(len(dataset.train.labels), -1, dtype=np.int32)
-    for owner, own in enumerate(rows):
-        client[own] = owner
+    count = len(dataset.train.labels)
+    client = _owners(rows, count)
+    arrays: dict[str, NDArray[Any]] = {"client": client}
+    if split.held_out is not None:
+        arrays["holdout"] = _owners(split.held_out, count)
+    if split.validation is not None:
+        arrays["validation"] = np.isin(np.arange(count), split.validation)
+    if (test := owners_of_tests(job.data, dataset, split, job.seed)) is not None:
+        arrays["test"] = test
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, client=client)
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_output(path, buffer.getvalue())
     assigned = np.count_nonzero(client >= 0)
     return f"{path}: {assigned} of {len(client)} training examples to {len(rows)} clients{note}"
+
+
+def _owners(clients: Sequence[ExampleRows], count: int) -> NDArray[np.int32]:
+    """[count]: the client of each example, -1 where it has none."""
+    owner = np.full(count, -1, dtype=np.int32)
+    for client, own in enumerate(clients):
+        owner[own] = client
+    return owner

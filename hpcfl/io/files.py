@@ -100,12 +100,15 @@ def _refuse_misnamed(path: Path, name: str, others: Iterable[str]) -> None:
             )
 
 
-def read_array(path: Path, key: str | None = None, *, content: bytes | None = None) -> NDArray[Any]:
+def read_array(
+    path: Path, key: str | None = None, *, default: str | None = None, content: bytes | None = None
+) -> NDArray[Any]:
     """Read the array of an .npy, or that called ``key`` (or the only one) of an .npz.
 
     Args:
         path: of the file.
         key: the array's name.
+        default: its name where there are several and ``key`` is None.
         content: of the file, where it was read already.
 
     Raises:
@@ -117,6 +120,8 @@ def read_array(path: Path, key: str | None = None, *, content: bytes | None = No
                 raise DataError(f"{path}: found a single array, expected an archive with {key!r}")
             return _native(found)
         names = found.files if key is None else [key]
+        if key is None and default in names:
+            names = [default]
         if len(names) != 1:
             raise DataError(f"{path}: name the array by key; found {', '.join(names) or 'none'}")
     return read_arrays(path, names, content=content)[names[0]]

@@ -82,8 +82,25 @@ def mutable_settings(job: Settings) -> dict[str, Any]:
 
 
 def differences(before: Settings, after: Settings) -> dict[str, Any]:
-    """The new values of the keys that both have and that changed."""
-    return {key: value for key, value in after.items() if key in before and before[key] != value}
+    """The new values of the keys that both have and that changed.
+
+    A key that is a section in one of them and a value in the other, such as null, is one key.
+    """
+    changes: dict[str, Any] = {}
+    for key, value in after.items():
+        if key in before:
+            changes |= {key: value} if before[key] != value else {}
+        elif section(before, key):
+            changes[key] = value
+        elif above := next((name for name in before if key.startswith(f"{name}.")), None):
+            changes[above] = section(after, above)
+    return changes
+
+
+def ending_fingerprint(job: Settings) -> str:
+    """A hash of the settings by which a run ends; a run that ended goes on if they change."""
+    ending = ("stop", "callbacks")
+    return _fingerprint({key: job[key] for key in job if key.partition(".")[0] in ending})
 
 
 def require_branchable(

@@ -19,7 +19,7 @@ from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
 from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
-from hpcfl.evaluation import Evaluate
+from hpcfl.evaluation.config import Evaluate, Stop
 from hpcfl.evaluation.user_metrics import UserMetric
 from hpcfl.job.callbacks import CallbackEntry, check_callbacks
 from hpcfl.job.messages import validation_message
@@ -132,6 +132,8 @@ class Job(Section):
     """T, the rounds of the run."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     """When the model is evaluated, and by which scores."""
+    stop: Stop | None = None
+    """When the run ends before its last round, by a score."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     """Measurements of the clients' updates."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -168,6 +170,7 @@ class Job(Section):
 SECTIONS: Mapping[str, type[Section]] = {
     "local": Local,
     "evaluate": Evaluate,
+    "stop": Stop,
     "diagnostics": Diagnostics,
     "checkpoint": CheckpointConfig,
     "store": Store,

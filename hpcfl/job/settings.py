@@ -15,7 +15,16 @@ _LEADING = ("task", "data.kind")  # other keys follow from these, and are not li
 # Sections and keys that say how a run is measured, saved and connected.  No round depends on them:
 # a resume may change them (`resume_rules`), and a report takes jobs that differ in them as equal.
 # ("log" is of jobs of earlier versions: `hpcfl.job.yaml_file`.)
-WITHOUT_EFFECT = ("balance", "evaluate", "diagnostics", "checkpoint", "comm", "log", "callbacks")
+WITHOUT_EFFECT = (
+    "balance",
+    "evaluate",
+    "stop",
+    "diagnostics",
+    "checkpoint",
+    "comm",
+    "log",
+    "callbacks",
+)
 # A report takes jobs that differ in these as equal, too: they say where a run is computed.  Not all
 # of them may change at a resume, as some change the last bits of the model.
 _PLACEMENT = ("store.kind", "store.dir", "store.cache_gib", "threads", "device")
@@ -43,6 +52,11 @@ def section(settings: Settings, name: str) -> dict[str, Any]:
     }
     heads = dict.fromkeys(key.partition(".")[0] for key in below)
     return {head: below[head] if head in below else section(below, head) for head in heads}
+
+
+def value_of(settings: Settings, key: str) -> Any:
+    """The value of a key, or the tree of a section."""
+    return settings[key] if key in settings else section(settings, key)
 
 
 def written(value: Any) -> str:

@@ -284,8 +284,9 @@ def _recurrence(
     gates_in = inputs.view(clients, examples, length, -1)
     recurrent = _padded(weight_hh).transpose(1, 2)
     outputs = []
-    for t in range(length):
-        i, f, g, o = (gates_in[:, :, t] + _padded(hidden) @ recurrent).chunk(4, 2)
+    # Unbound, not indexed: the gradient of an index is as large as all time steps, at each of them.
+    for gate_inputs in gates_in.unbind(2):
+        i, f, g, o = (gate_inputs + _padded(hidden) @ recurrent).chunk(4, 2)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
         outputs.append(hidden)

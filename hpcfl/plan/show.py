@@ -83,8 +83,9 @@ def make_plan(
         raise JobError(f"ranks: found {ranks}, expected 1 at least")
     if not measure:
         return _make_plan(loaded, ranks or 1, out, None, sizes, ranks_per_node, words, epsilon)
-    comms = loaded.job.comm
-    with group(connect(comms.backend, device_type(loaded.job), comms.timeout_s)) as comm:
+    job, comms = loaded.job, loaded.job.comm
+    exact, device = job.reduction == "exact", device_type(job)
+    with group(connect(comms.backend, device, comms.timeout_s, exact=exact)) as comm:
         most = ranks or comm.size
         return _make_plan(loaded, most, out, comm, sizes, ranks_per_node, words, epsilon)
 

@@ -51,6 +51,10 @@ class LogOnly:
         self.waited += record.get("store_s", 0.0)
         self._log.write(record)
 
+    def ends(self, round: int) -> bool:
+        """Return False: all rounds are timed."""
+        return False
+
     def begin_checkpoint(
         self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
     ) -> None:

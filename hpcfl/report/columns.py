@@ -114,8 +114,8 @@ def of_runs(runs: Sequence[RunRecord], values: Sequence[Value]) -> Callable[[Run
 
 
 def rounds_text(run: RunRecord) -> str:
-    """Rounds completed / rounds of the job, and the state of an unfinished run: "3/10 stopped"."""
-    marks = [] if run.finished else [run.state]
+    """Rounds completed / rounds of the job, and the state, unless finished: "3/10 stopped"."""
+    marks = [] if run.state == "finished" else [run.state]
     marks += ["diverged"] if run.diverged and "diverged" not in marks else []
     return " ".join([f"{run.done}/{run.rounds}", *marks])
 

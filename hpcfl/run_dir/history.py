@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from hpcfl.errors import DivergedError, RemoteRankError, Stopped, one_line
 from hpcfl.run_dir.layout import RunDir, last_start
 
-Ending = Literal["finished", "stopped", "diverged", "failed"]
-ENDINGS: tuple[Ending, ...] = ("finished", "stopped", "diverged", "failed")
+Ending = Literal["finished", "finished early", "stopped", "diverged", "failed"]
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 
-State = Literal["alive", "finished", "diverged", "failed", "stopped", "not running", "unfinished"]
+State = Literal["alive", "not running", "unfinished"] | Ending
 
 
 class Outcome(NamedTuple):
@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
     round: int
     """The round that it had reached, counted as the log does."""
     message: str
-    """The last line that it printed; empty if it finished."""
+    """The last line that it printed; empty if it finished, and why if it did early."""
 
 
 def outcome_of(error: BaseException, round: int) -> Outcome:
@@ -54,14 +54,26 @@ def state_of(
         return "alive"
     if done >= rounds:
         return "finished"
+    if ended_early(done, outcome):
+        return "finished early"
     if alive is None and not failed:
         return "unfinished"
     if failed and (outcome is None or outcome.ending != "diverged"):
         return "failed"
     # Finished, but with a shorter log: it was cut, or the job was given more rounds since.
-    if outcome is None or outcome.ending == "finished":
+    if outcome is None or outcome.ending in ("finished", "finished early"):
         return "not running"
     return outcome.ending
+
+
+def ended_early(done: int, outcome: Outcome | None) -> bool:
+    """Whether a run ended before its last round, by its scores or a callback.
+
+    Args:
+        done: rounds in its log.
+        outcome: of its newest start.
+    """
+    return outcome is not None and outcome.ending == "finished early" and outcome.round == done
 
 
 def record_outcome(folder: RunDir, session_id: str, outcome: Outcome) -> bool:

@@ -5,6 +5,7 @@ history.jsonl   an object for each start of the run: time, first round, ranks, v
                 the settings that a resume may change, those that it changed, and the outcome
                 (hpcfl.run_dir.history); also one where the run was copied from another
 log.jsonl       an object for each round; in both files every line ends with its checksum
+clients.csv     with evaluate.clients: table, the scores of each client (hpcfl.run_dir.client_table)
 events/         the log for TensorBoard, with callbacks: [tensorboard]
 wandb.json      with callbacks: [wandb], the run's id there (hpcfl.callbacks.tracker), and likewise
                 mlflow.json; wandb/ and mlruns/ are wandb's and MLflow's own
@@ -57,12 +58,14 @@ from hpcfl.job.yaml_file import (
     resolved_content,
     write_resolved,
 )
+from hpcfl.run_dir.client_table import CLIENTS
 from hpcfl.run_dir.manifest import BRANCHES, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
 from hpcfl.user_code.names import KEPT, is_kept_name
 
 _KINDS = {
     **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "lock"), stat.S_IFREG),
+    CLIENTS: stat.S_IFREG,
     **dict.fromkeys((INITIAL, BRANCHES, "buffers.safetensors"), stat.S_IFREG),
     **dict.fromkeys(("wandb.json", "mlflow.json"), stat.S_IFREG),
     **dict.fromkeys(("events", "checkpoints", "stores", "ranks", KEPT), stat.S_IFDIR),
@@ -80,6 +83,7 @@ class RunDir:
         self.job = root / "job.yaml"
         self.history = root / "history.jsonl"
         self.log = root / "log.jsonl"
+        self.clients = root / CLIENTS
         self.initial = root / INITIAL
         self.buffers = root / "buffers.safetensors"
         self.branches = root / BRANCHES

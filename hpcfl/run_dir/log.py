@@ -31,11 +31,26 @@ class LogPosition(NamedTuple):
 
 NOTHING = LogPosition(0, 0)
 Line = Mapping[str, float | int | Sequence[float] | None]
-OF_RANKS = "busy_s"  # the only key whose value is a list: a number for each rank
+OF_RANKS, QUANTILES, SLOWEST = "busy_s", "busy_quantiles_s", "slowest_rank"
+_LISTS = (OF_RANKS, QUANTILES)  # the keys whose value is a list
+MANY_RANKS = 64  # above so many a line has not the numbers of all: it would be kilobytes long
 
 
-class RunLog:
-    """The log of a run, open for appending; without a path (not rank 0) it writes nothing.
+def of_ranks(busy: Sequence[float]) -> dict[str, float | Sequence[float]]:
+    """The part of a line that says how long each rank worked; of many ranks, the quartiles.
+
+    Args:
+        busy: seconds, by rank; empty where there is nothing to say.
+    """
+    if len(busy) <= MANY_RANKS:
+        return {OF_RANKS: busy} if busy else {}
+    ascending, last = sorted(busy), len(busy) - 1
+    quartiles = [ascending[round(part * last / 4)] for part in range(5)]
+    return {QUANTILES: quartiles, SLOWEST: busy.index(ascending[-1])}
+
+
+class AppendedFile:
+    """A file of a run, open for appending; without a path (not rank 0) it writes nothing.
 
     Args:
         path: of the file.
@@ -46,26 +61,25 @@ class RunLog:
         self._path = path or Path()
         self._file: FileIO | None = None
         self.position = position
-        """The end of the log."""
+        """The end of the file."""
         if path:
             with write_errors(path):
                 # Unbuffered: after a failed write (a full disk), a buffer would be written again at
                 # the close, and fail again.
                 self._file = regular.open_append(path)
 
-    def write(self, record: Line) -> None:
-        """Append the line of a round; numbers that are not finite, which JSON lacks, are null.
+    def append(self, content: bytes) -> None:
+        """Append to the file.
 
         Raises:
             DiskError: the disk is full or fails.
         """
         if self._file:
-            line = log_line(record)
             with write_errors(self._path):
-                left = memoryview(line)
+                left = memoryview(content)
                 while left:
                     left = left[self._file.write(left) :]
-            self.position = self.position.after(line)
+            self.position = self.position.after(content)
 
     def sync(self) -> None:
         """Fsync the file.
@@ -78,7 +92,7 @@ class RunLog:
                 os.fsync(self._file.fileno())
 
     def require_in_place(self) -> None:
-        """Refuse to commit a checkpoint where the log is no longer the file that this run writes.
+        """Refuse to commit a checkpoint where it is no longer the file that this run writes.
 
         Raises:
             LostFileError: it was deleted, replaced or changed.
@@ -95,6 +109,18 @@ class RunLog:
         if self._file:
             with write_errors(self._path):
                 self._file.close()
+
+
+class RunLog(AppendedFile):
+    """The log of a run, open for appending."""
+
+    def write(self, record: Line) -> None:
+        """Append the line of a round; numbers that are not finite, which JSON lacks, are null.
+
+        Raises:
+            DiskError: the disk is full or fails.
+        """
+        self.append(log_line(record))
 
 
 def log_line(record: Line) -> bytes:
@@ -207,7 +233,7 @@ class LogReader:
         if not isinstance(entry, dict) or type(entry.get("round")) is not int:
             raise StoreError(f'{where}: found no object with a whole number "round"')
         for key, value in entry.items():
-            values = value if key == OF_RANKS and isinstance(value, list) else [value]
+            values = value if key in _LISTS and isinstance(value, list) else [value]
             if not {type(value) for value in values} <= {int, float, NoneType}:
                 raise StoreError(f"{where}: {key} is {value!r:.60}, expected a number")
         return entry

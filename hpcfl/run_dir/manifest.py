@@ -51,6 +51,9 @@ class Checkpoint(NamedTuple):
     """The digest of every input of the job, by name (hpcfl.data.fingerprints)."""
     run_files: Mapping[str, int]
     """The crc32 of files of the run directory that no round changes, by name."""
+    ended: Mapping[str, str] = {}
+    """Of a run that ended before its last round: the ``reason``, and ``by``, a digest of the
+    settings by which it ended (``hpcfl.job.resume_rules.ending_fingerprint``)."""
 
 
 def committed(root: Path) -> list[Checkpoint]:
@@ -272,6 +275,7 @@ def parse(folder: Path, content: bytes) -> Checkpoint:
             _sums(manifest["files"], SERVER),
             _digests(manifest["inputs"]),
             _sums(manifest["run_files"], INITIAL),
+            _digests(manifest.get("ended", {})),
         )
     except (ValueError, KeyError, TypeError, OverflowError) as e:
         raise _damaged(folder, e) from e
@@ -290,6 +294,8 @@ def write_manifest(checkpoint: Checkpoint) -> bytes:
         "inputs": dict(checkpoint.inputs),
         "run_files": dict(checkpoint.run_files),
     }
+    if checkpoint.ended:
+        manifest["ended"] = dict(checkpoint.ended)
     return checksum.add_to_json(json.dumps(manifest, indent=1))
 
 

@@ -19,6 +19,7 @@ from hpcfl.job.yaml_file import plain, relative_to_run
 from hpcfl.run_dir.branches import Branch, read_branches
 from hpcfl.run_dir.history import (
     Outcome,
+    ended_early,
     last_outcome,
     recorded_guess,
     recorded_init,
@@ -90,8 +91,8 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether every round of the job is in the log."""
-        return self.done >= self.rounds
+        """Whether every round of the job is in the log, or the run ended early on purpose."""
+        return self.done >= self.rounds or ended_early(self.done, self.outcome)
 
     @property
     def state(self) -> str:
@@ -171,18 +172,18 @@ class RunRecord:
     @property
     def mean_accuracy(self) -> float | None:
         """Mean test accuracy of the last ``window`` rounds, if all of them were evaluated."""
-        return self._mean_accuracy(min(self.window, self.rounds))
+        return self._mean_accuracy(min(self.window, self.done))
 
     @property
     def accuracy_last100(self) -> float | None:
         """Mean test accuracy of the last 100 rounds, if it has so many and all were evaluated."""
-        return self._mean_accuracy(100) if self.rounds >= 100 else None
+        return self._mean_accuracy(100) if self.done >= 100 else None
 
     def _mean_accuracy(self, window: int) -> float | None:
         """Mean over the last ``window`` rounds; None unless all are done and were evaluated."""
         if not (self.finished and window):
             return None
-        first = self.rounds - window
+        first = self.done - window
         tail = [v for t, v in self.scores["test_accuracy"] if t > first]
         return math.fsum(tail) / window if len(tail) == window else None
 

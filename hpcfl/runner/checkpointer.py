@@ -109,6 +109,7 @@ class Checkpointer:
         server: Any,
         extra_tensors: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
+        ended: Mapping[str, str],
     ) -> None:
         """Collective: begin a checkpoint; a pending one is committed first.
 
@@ -117,6 +118,7 @@ class Checkpointer:
             server: the algorithm's.
             extra_tensors: other tensors that the coming rounds need.
             buffers: the model's, which no round changes.
+            ended: why the run ends here; empty if it goes on.
 
         Raises:
             RankError: the ranks' models differ.
@@ -135,11 +137,12 @@ class Checkpointer:
             inputs=self._inputs,
             log=self._outputs.log_position,
             run_files=self.run_files,
+            ended=ended,
             best=self.best.content,
         )
         # Absolute, for the thread that writes the files.
-        root, sync_log = self._folder.checkpoints.absolute(), self._outputs.sync_log
-        self._pending = begin(root, contents, self.store, self._comm, self._background, sync_log)
+        root, sync = self._folder.checkpoints.absolute(), self._outputs.sync
+        self._pending = begin(root, contents, self.store, self._comm, self._background, sync)
 
     @property
     def state(self) -> CheckpointState:

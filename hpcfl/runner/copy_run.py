@@ -26,6 +26,7 @@ from hpcfl.io.atomic import PART, sync_folder, write_by, write_file
 from hpcfl.io.files import present
 from hpcfl.job.settings import flatten, written
 from hpcfl.run_dir.branches import Branch, parse_branches, write_branches
+from hpcfl.run_dir.client_table import table_until
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix
 from hpcfl.run_dir.manifest import (
@@ -180,6 +181,8 @@ def _copy_files(
     for path in sorted(source.kept.glob("*")):
         _copy(path, part.kept / path.name)
     _put(part.log, require_log_prefix(source.log, at.log))
+    if table := table_until(source.clients, at.round):
+        _put(part.clients, table)
     part.write_history(e for e in source.history_entries() if e.get("round", 0) <= at.round)
     part.add_to_history(branch.entry)
     folder = part.checkpoints / at.folder.name

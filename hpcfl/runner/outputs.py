@@ -1,6 +1,6 @@
-"""The outputs of one start of a run: the log, the progress line and the user's callbacks."""
+"""The outputs of one start of a run: log, table of clients, progress line, user's callbacks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -8,15 +8,17 @@ from torch import nn
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.errors import DiskError, HookError, StoreError
+from hpcfl.evaluation.client_rows import ClientRow
+from hpcfl.run_dir.client_table import ClientTable
 from hpcfl.run_dir.history import outcome_of
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
+from hpcfl.run_dir.log import NOTHING, LogPosition, RunLog, of_ranks
 from hpcfl.runner.progress import Progress
 from hpcfl.types import Record, Vector
 
 
 class Outputs:
-    """Log, progress and callbacks, of which rank 0 alone has any.
+    """Log, table of clients, progress and callbacks, of which rank 0 alone has any.
 
     Args:
         folder: the run directory.
@@ -28,6 +30,7 @@ class Outputs:
         self.callbacks = callbacks
         self._folder, self._comm = folder, comm
         self._log: RunLog | None = None
+        self._clients = ClientTable(folder.clients)
         self._progress: Progress | None = None
 
     @contextmanager
@@ -67,37 +70,54 @@ class Outputs:
             return
         if self._log is None or self._progress is None:
             raise RuntimeError("the log is not open yet")
-        self._log.write({**record, OF_RANKS: busy} if busy else record)
+        self._log.write({**record, **of_ranks(busy)})
         self._progress.round(record)
         if self.callbacks:
             self._comm.progress.phase = "in a callback"
             self.callbacks.round(record, RoundModel(x, model))
+
+    def write_clients(self, rows: Sequence[ClientRow]) -> None:
+        """Append to the table of clients; on rank 0.
+
+        Raises:
+            DiskError: the disk is full or fails.
+            StoreError: the table is damaged.
+        """
+        if self._comm.rank == 0:
+            self._clients.write(rows)
 
     @property
     def log_position(self) -> LogPosition:
         """The log's length and checksum so far; nothing at the checkpoint of round 0."""
         return self._log.position if self._log else NOTHING
 
-    @property
-    def sync_log(self) -> Callable[[], None]:
-        """The function that flushes the log to the disk, for the thread of a checkpoint."""
-        return self._log.sync if self._log else lambda: None
+    def sync(self) -> None:
+        """Flush the log and the table to the disk; called in the thread of a checkpoint.
+
+        Raises:
+            DiskError: the disk fails.
+        """
+        if self._log:
+            self._log.sync()
+        self._clients.sync()
 
     def require_in_place(self) -> None:
-        """Refuse to commit a checkpoint where the log is no longer the file that is written.
+        """Refuse to commit a checkpoint where log or table is no longer the file that is written.
 
         Raises:
             LostFileError: it was deleted, replaced or changed.
         """
         if self._log:
             self._log.require_in_place()
+        self._clients.require_in_place()
 
     def _close(self, status: str) -> list[Exception]:
-        """Close the log and end the callbacks; the errors."""
+        """Close the log and the table, and end the callbacks; the errors."""
         failures: list[Exception] = []
-        try:
-            if self._log:
-                self._log.close()
-        except (DiskError, StoreError) as e:
-            failures.append(e)
+        for file in (self._log, self._clients):
+            try:
+                if file:
+                    file.close()
+            except (DiskError, StoreError) as e:
+                failures.append(e)
         return [*failures, *self.callbacks.end(status)]

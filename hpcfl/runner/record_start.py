@@ -11,7 +11,7 @@ from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io import regular
 from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.schema import Job
-from hpcfl.job.settings import flatten, written
+from hpcfl.job.settings import flatten, value_of, written
 from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
 from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.progress import Progress
@@ -53,7 +53,7 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
         progress.note(line)
     known = before.get("settings", {})
     changes = [
-        {"key": key, "before": known[key], "after": value}
+        {"key": key, "before": value_of(known, key), "after": value}
         for key, value in differences(known, settings).items()
     ]
     for change in changes:
@@ -125,6 +125,8 @@ def record_outcomes(session: RankSession, done: int) -> Iterator[None]:
     outcome = Outcome("finished", session.components.job.rounds, "")
     try:
         yield
+        if session.ended:
+            outcome = Outcome("finished early", *session.ended)
     except BaseException as e:
         outcome = outcome_of(e, max(done, session.comm.progress.round))
         raise

@@ -10,7 +10,10 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS
+from hpcfl.job.resume_rules import ending_fingerprint
+from hpcfl.job.settings import flatten
 from hpcfl.run_dir.branches import parse_branches
+from hpcfl.run_dir.client_table import table_until, truncate_table
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import (
@@ -70,7 +73,10 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         components, run_files = _with_initial_model(components, folder, newest)
     with raise_collectively(comm), request.suggest_older(retained_rounds):
         found = read_checkpoint(newest, components.schema.server, components.device)
-        log = require_log_prefix(folder.log, newest.log) if comm.rank == 0 else b""
+        log = b""
+        if comm.rank == 0:
+            log = require_log_prefix(folder.log, newest.log)
+            table_until(folder.clients, newest.round)  # fails now, not when it is cut
         table = Table.load(newest.folder, folder.stores, found.row_tables)
         if table.ranks != newest.ranks:
             raise StoreError(
@@ -103,7 +109,10 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             _rewind(session, newest, log, request.job_after)
             checkpointer.best.restore(found.best, newest.folder / BEST)
             folder.hold_open()
-    return StartPoint(found.server, newest.round, found.extra_tensors, log)
+    ended = ""
+    if newest.ended.get("by") == ending_fingerprint(flatten(components.loaded.tree)):
+        ended = newest.ended.get("reason", "")
+    return StartPoint(found.server, newest.round, found.extra_tensors, log, ended)
 
 
 def _from_rank_0(
@@ -190,3 +199,4 @@ def _rewind(session: RankSession, newest: Checkpoint, log: bytes, job: bytes) ->
         folder.write_job(job, advice=STANDS)
     session.checkpointer.prune_stores()
     truncate_log(folder.log, log)
+    truncate_table(folder.clients, newest.round)

@@ -1,5 +1,7 @@
 """Run the rounds of one start, and record in the history how it began and ended."""
 
+import json
+
 import numpy as np
 
 from hpcfl.engine.loop import run_rounds as run_engine
@@ -12,7 +14,7 @@ from hpcfl.runner.record_start import (
     record_start,
     warn_of_divergence,
 )
-from hpcfl.runner.session import RankSession, StartPoint
+from hpcfl.runner.session import EarlyEnd, RankSession, StartPoint
 from hpcfl.setup.components import build_run
 from hpcfl.signals import Signals, stopped
 from hpcfl.types import Vector
@@ -27,7 +29,12 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
     """
     components, comm, checkpointer = session.components, session.comm, session.checkpointer
     job, done = components.job, point.round
-    finished = done == job.rounds
+    reason = point.ended
+    if session.stop is not None and done < job.rounds:
+        session.stop.restore(_scores_before(session, point, session.stop.metric), done)
+        reason = reason or session.stop.reason
+    session.ended = EarlyEnd(done, reason) if reason else None
+    finished = done == job.rounds or session.ended is not None
     gradient = components.gradient()
     with (
         open_progress(session.folder.root.name, job.rounds, done, comm.rank) as progress,
@@ -44,15 +51,27 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
             if stop:
                 raise stopped(stop, done, job.rounds)
         try:
-            server = run_engine(run, point.server, done)
+            server = point.server if finished else run_engine(run, point.server, done)
         except StoreError as e:
             checkpointer.require_in_place()  # a deleted file may be the cause: name it
             # A StoreError exits with 2, which means that nothing was trained: here rounds were.
             raise StoreError(str(e), exit_code=1, collective=e.collective, prints=e.prints) from e
         if comm.rank == 0 and not finished:
+            if session.ended:
+                progress.note(f"{session.folder.root}: {session.ended}")
             warn_of_divergence(session, progress)
     final: Vector = components.algorithm.evaluated(server).cpu()
     return final
+
+
+def _scores_before(
+    session: RankSession, point: StartPoint, name: str
+) -> list[tuple[int, float | None]]:
+    """Collective: (round, score) in the log up to ``point``, which rank 0 has."""
+    lines = LogReader(session.folder.log).parse(point.log) if session.comm.rank == 0 else ()
+    found = [(line["round"], line[name]) for line in lines if name in line]
+    scores: list[tuple[int, float | None]] = json.loads(session.comm.bcast(json.dumps(found)))
+    return scores
 
 
 def _announce(
@@ -60,7 +79,10 @@ def _announce(
 ) -> None:
     """Say what begins, to the user, the history and the callbacks."""
     root, components, done = session.folder.root, session.components, point.round
-    progress.note(f"{root}: finished, nothing to do" if finished else session.describe(done))
+    line = f"{root}: finished, nothing to do" if finished else session.describe(done)
+    if session.ended:
+        line = f"{root}: {session.ended}; nothing to do unless stop or callbacks change"
+    progress.note(line)
     for line in (*components.loaded.notes, *session.ranks.notes, *components.dataset.notes):
         progress.note(line)
     if session.comm.rank == 0:

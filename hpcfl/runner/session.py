@@ -22,6 +22,9 @@ from hpcfl.engine.callbacks import Callbacks, RunStart
 from hpcfl.engine.run import CheckpointState
 from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.evaluation.privacy import accountant
+from hpcfl.evaluation.stopping import StopRule
+from hpcfl.job.resume_rules import ending_fingerprint
+from hpcfl.job.settings import flatten
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import frozen_note
 from hpcfl.run_dir.branches import Branch
@@ -46,6 +49,19 @@ class StartPoint(NamedTuple):
     """Other tensors of the checkpoint, such as the last update of x."""
     log: bytes = b""
     """The log up to there; on rank 0."""
+    ended: str = ""
+    """Why the run ended there, before its last round; empty if there are rounds to do."""
+
+
+class EarlyEnd(NamedTuple):
+    """The end of a run before its last round, by its scores or a callback."""
+
+    round: int
+    """Rounds completed."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"finished early at round {self.round}: {self.reason}"
 
 
 class RankSession:
@@ -81,6 +97,10 @@ class RankSession:
         self.branches: Sequence[Branch] = ()
         """Where the run was branched from others; on rank 0."""
         self._evaluation: Evaluation | None = None
+        stop = components.job.stop
+        self.stop = None if stop is None else StopRule(stop)
+        self._has_callbacks = bool(comm.bcast("yes" if callbacks else ""))
+        self.ended: EarlyEnd | None = None
         job, clients = components.job, len(components.rows)
         self._accountant = accountant(components.algorithm, job.cohort, clients)
 
@@ -119,7 +139,13 @@ class RankSession:
         )
         sets = {"test": parts.tests(), "validation": parts.validation()}
         self._evaluation = Evaluation(
-            parts.job.evaluate, gradient, parts.dataset, sets, clients, self.comm
+            parts.job.evaluate,
+            gradient,
+            parts.dataset,
+            sets,
+            clients,
+            self.comm,
+            self.outputs.write_clients,
         )
         with self.outputs.opened(progress, log):
             yield
@@ -149,6 +175,8 @@ class RankSession:
             raise RuntimeError("the evaluation is not open yet")
         self.comm.progress.phase = "evaluating"
         scores = self._evaluation.scores(x, round)
+        if self.stop is not None:
+            self.stop.offer(round, scores)
         if self.components.job.evaluate.best and self.comm.rank == 0:
             self.checkpointer.best.offer(round, scores, x)
         if self._accountant is None or self._accountant.why_none:
@@ -159,11 +187,25 @@ class RankSession:
         """Write a round to the log, the progress and the callbacks, see ``Outputs.record``."""
         self.outputs.record(record, busy, x, self.components.model)
 
+    def ends(self, round: int) -> bool:
+        """Collective: whether the scores or a callback end the run here."""
+        reason = "" if self.stop is None else self.stop.reason  # the same on every rank
+        if not reason and self._has_callbacks:
+            reason = self.comm.bcast(self.outputs.callbacks.reason)
+        self.ended = EarlyEnd(round, reason) if reason else None
+        return self.ended is not None
+
     def begin_checkpoint(
         self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
     ) -> None:
         """Collective: begin a checkpoint, see ``Checkpointer.begin``."""
-        self.checkpointer.begin(round, server, extra_tensors, self.components.buffers)
+        parts, ended = self.components, dict[str, str]()
+        if self.ended is not None:
+            ended = {
+                "reason": self.ended.reason,
+                "by": ending_fingerprint(flatten(parts.loaded.tree)),
+            }
+        self.checkpointer.begin(round, server, extra_tensors, parts.buffers, ended)
 
     @property
     def checkpoint_state(self) -> CheckpointState:

@@ -40,6 +40,7 @@ from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.job.settings import flatten
 from hpcfl.job.yaml_file import COMMAND_LINE
+from hpcfl.run_dir.client_table import truncate_table
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, truncate_log
 from hpcfl.runner.copy_run import require_absent
@@ -201,15 +202,15 @@ def _run(request: StartRequest) -> Result:
             # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
             signals.latch_interrupt = True
             x = run_rounds(session, point, signals)
-    return Result(folder.root.absolute(), components.job.rounds, x)
+            done = session.ended.round if session.ended else components.job.rounds
+    return Result(folder.root.absolute(), done, x)
 
 
 def _connect(job: Job) -> WatchedComm:
     """Collective: step 1, join the ranks that the launcher started."""
-    config = job.comm
-    return WatchedComm(
-        connect(config.backend, device_type(job), config.timeout_s), config.timeout_s
-    )
+    config, exact = job.comm, job.reduction == "exact"
+    joined = connect(config.backend, device_type(job), config.timeout_s, exact=exact)
+    return WatchedComm(joined, config.timeout_s)
 
 
 def _agree(request: StartRequest, comm: WatchedComm) -> tuple[StartRequest, Ranks]:
@@ -327,6 +328,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
             buffers.write(folder.buffers, components.buffers)
             # A start that died before its first checkpoint may have left files.
             truncate_log(folder.log, b"")
+            truncate_table(folder.clients, 0)
             checkpointer.record_opening(session.session_id)
             checkpointer.prune_stores()
             check_disk_space(disk_budget(components, usage), folder.root)

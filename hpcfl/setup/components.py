@@ -202,7 +202,7 @@ class Components:
     def validation(self) -> EvaluationSet:
         """The validation set, empty where the job keeps none."""
         rows = self.split.validation
-        return self._evaluation_set(None if rows is None else self.dataset.train, rows)
+        return self._evaluation_set(None if rows is None else self.clients.train, rows)
 
     def _evaluation_set(
         self, examples: Examples | None, rows: ExampleRows | None, batch_size: int | None = None
@@ -214,6 +214,7 @@ class Components:
             batch_size=batch_size or self.job.evaluate.batch_size,
             dtype=self.x0.dtype,
             device=self.device,
+            mapped=self.dataset.mapped,
         )
 
     def gradient(self) -> Gradient:

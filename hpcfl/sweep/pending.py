@@ -14,11 +14,11 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.io.threads import map_in_threads
-from hpcfl.job.resume_rules import PLACES, is_mutable
+from hpcfl.job.resume_rules import PLACES, ending_fingerprint, is_mutable
 from hpcfl.job.settings import changed, flatten, some_of
 from hpcfl.job.yaml_file import as_override, as_shell_word, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
-from hpcfl.run_dir.history import recorded_code
+from hpcfl.run_dir.history import ended_early, last_outcome, recorded_code
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import LogReader
@@ -124,14 +124,17 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
     rounds = point.loaded.job.rounds
     if kept:
         done = kept[-1].round
+        ended = kept[-1].ended.get("by") == ending_fingerprint(now)
     else:  # the checkpoints of a finished run may have been deleted to save space
         log = LogReader(folder.log).read()
-        done = rounds if log and log[-1]["round"] == rounds else 0
-        if not done:
+        done = int(log[-1]["round"]) if log else 0
+        ended = ended_early(done, last_outcome(folder.history_entries()))
+        if not done or (done != rounds and not ended):
+            done, ended = 0, False
             folder.refuse_log_without_checkpoint()
     action: Action = "resume" if kept else "start"
     modules: tuple[str, ...] = ()
-    if done == rounds:
+    if done == rounds or (ended and before["rounds"] == rounds):
         action = "skip"
         modules = _edited_since(folder, done, point)
     _require_same_job(PendingRun(point, folder, action, done), before, now)

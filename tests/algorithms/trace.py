@@ -77,6 +77,9 @@ class _Hooks:
     def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         pass
 
+    def ends(self, round: int) -> bool:
+        return False
+
     def begin_checkpoint(
         self, round: int, server: Any, extra_tensors: Mapping[str, torch.Tensor]
     ) -> None:

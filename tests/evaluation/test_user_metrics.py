@@ -133,6 +133,27 @@ class Plain:
     pass
 
 
+class confusion(Metric):
+    """[true, predicted], as a tensor of two dimensions."""
+
+    def sums(self, outputs, labels):
+        classes = outputs.shape[1]
+        return torch.bincount(labels * classes + outputs.argmax(1), minlength=classes**2)
+
+    def score(self, sums):
+        return sums.view(4, 4)
+
+
+class Varies(Metric):
+    """A score of as many numbers as there are examples."""
+
+    def sums(self, outputs, labels):
+        return torch.tensor([len(labels)])
+
+    def score(self, sums):
+        return torch.zeros(int(sums[0]))
+
+
 def accuracy(outputs, labels):
     return outputs[:, 0]
 '''
@@ -218,6 +239,43 @@ def test_each_client_by_hand(job, hpcfl, tmp_path, arrays):
         assert found == pytest.approx([own[0], np.mean(own), own[-1]], abs=1e-6)
         assert last[f"client_{name}_std"] == pytest.approx(np.std(own), abs=1e-6)
         assert own[0] < own[-1]
+
+
+def test_several_numbers_are_in_the_table_of_clients(job, hpcfl, tmp_path, module, arrays):
+    """A line for each client and for the test set; the log has only single numbers."""
+    metrics = "evaluate.metrics=[scores.confusion, scores.margin]"
+    settings = (job, metrics, "evaluate.clients=table", "evaluate.batch_size=5")
+    run, two = tmp_path / "run", tmp_path / "two"
+    assert hpcfl("run", *settings, "--out", run).code == 0
+    assert not [key for key in log(run)[-1] if "confusion" in key]
+    rows = list(csv.DictReader((run / "clients.csv").read_text().splitlines()))
+    last = [row for row in rows if row["round"] == "4"]
+    assert [(row["data"], row["client"]) for row in last] == [
+        ("test", "-1"), *(("train", str(k)) for k in range(4)),
+    ]  # fmt: skip
+    data, of = np.load(arrays()), outputs(run)
+    by_hand = np.zeros((4, 4))
+    np.add.at(by_hand, (data["y_test"], of(data["x_test"]).argmax(1)), 1)
+    assert [float(last[0][f"confusion.{k}"]) for k in range(16)] == by_hand.flatten().tolist()
+    assert float(last[0]["margin"]) == log(run)[-1]["test_margin"]
+    env = {"PYTHONPATH": str(module.parent)}
+    done = finish(2, "run", *settings, "--out", two, env=env)
+    assert done.returncode == 0, done.stderr
+    assert (two / "clients.csv").read_bytes() == (run / "clients.csv").read_bytes()
+
+
+def test_several_numbers_need_the_table(job, refused, tmp_path):
+    metrics = "evaluate.metrics=[scores.confusion]"
+    line = refused("run", job, metrics, "--out", tmp_path / "run")
+    assert "its score has 16 numbers, and the log holds one; set evaluate.clients to table" in line
+
+
+def test_scores_with_other_numbers(job, hpcfl, tmp_path):
+    settings = ("evaluate.metrics=[scores.Varies]", "evaluate.clients=table")
+    done = hpcfl("run", job, *settings, "--out", tmp_path / "run")
+    assert done.code == 1
+    (line,) = [line for line in done.err if "Error" in line]
+    assert "Varies has a score of 10 numbers, and one of " in line
 
 
 def test_scores_that_are_not_finite_are_null(job, hpcfl, tmp_path):

@@ -15,6 +15,8 @@
   nothing may be read by the host, and no memory be copied to or from it; a 0-d CPU tensor keeps
   the value that it had then.
 
+What the host reads of the device, and so waits for, is counted, and so is what it copies to it.
+
 Not covered: kernels themselves, their rounding and their memory, NCCL, and a
 pinned buffer that the host overwrites while a copy to the device still reads it.
 
@@ -123,6 +125,12 @@ class Runtime:
         """Of memory, the last operation of the main stream that used it."""
         self.calls: list[str] = []
         """What was called of ``torch.cuda``."""
+        self.reads: list[str] = []
+        """What made the host wait for a value of the device."""
+        self.uploads: list[torch.Size] = []
+        """The shapes of what was copied to the device."""
+        self.free = 1 << 35
+        """Bytes of the device's memory."""
         self.pinned: list[Tensor] = []
         self.copies: list[Callable[[], object]] = []
         self.graph: Graph | None = None
@@ -155,6 +163,11 @@ class Runtime:
             self.last_use[memory] = self.operations
             if any(memory in stream.queued for stream in self.streams):
                 raise RuntimeError(f"{func} uses memory of a stream that was not waited for")
+
+    def note_read(self, what: object) -> None:
+        """The host waits for a value."""
+        self.refuse_in_capture(what)
+        self.reads.append(str(what))
 
     def refuse_in_capture(self, what: object) -> None:
         """Raise if a graph is being captured."""
@@ -309,7 +322,7 @@ def _read(func: Any, tensor: Tensor, *args: Any, force: bool = False) -> Any:
         return func(tensor, *args)
     if func is Tensor.numpy and not force:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
-    _runtime().refuse_in_capture(func)
+    _runtime().note_read(func.__name__)
     return func(_plain(tensor), *args)
 
 
@@ -326,8 +339,12 @@ def _to(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         return _plain(tensor).to("meta", *others, **rest)
     if here == there or _functorch.is_functorch_wrapped_tensor(tensor):
         return Tensor.to(tensor, *others, **rest) if others or rest else tensor
-    runtime = _runtime()
-    runtime.refuse_in_capture(f"a copy of {tuple(tensor.shape)}")
+    copy = f"a copy of {tuple(tensor.shape)}"
+    if there:
+        _runtime().refuse_in_capture(copy)
+        _runtime().uploads.append(tensor.shape)
+    else:
+        _runtime().note_read(copy)
     dtypes = [value for value in (*others, rest.get("dtype")) if isinstance(value, torch.dtype)]
     copied = torch.empty_like(_plain(tensor), dtype=dtypes[0] if dtypes else tensor.dtype)
     copied.copy_(_plain(tensor))
@@ -380,7 +397,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     host = [leaf for leaf in tensors if not isinstance(leaf, FakeTensor)]
     masks = packet in (aten.index, aten.index_put_) and any(t.dtype == torch.bool for t in tensors)
     if packet in HOST_WAITS or masks:
-        runtime.refuse_in_capture(func)
+        runtime.note_read(func)
     if packet in NONDETERMINISTIC and args[0].is_floating_point():
         raise RuntimeError(f"{func} does not have a deterministic implementation on CUDA")
     if packet is aten.copy_ and host:
@@ -415,6 +432,8 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         assert runtime.is_pinned(target), "a copy into other memory waits"
         runtime.copies.append(copy)
     else:
+        if not isinstance(target, FakeTensor):
+            runtime.reads.append(f"a copy of {tuple(source.shape)}")
         copy()
     return target
 
@@ -497,6 +516,7 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         "get_device_name": lambda *_: "fake",
         "get_device_properties": lambda *_: properties,
         "max_memory_allocated": lambda *_: 1,
+        "mem_get_info": lambda *_: (runtime.free, properties.total_memory),
         "default_generators": (torch.Generator(),),
         "synchronize": runtime.synchronize,
         "current_stream": lambda *_: runtime.stream,

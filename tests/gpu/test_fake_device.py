@@ -10,6 +10,7 @@ import warnings
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,15 @@ import hpcfl
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.comm.base import P2PMessage
+from hpcfl.comm.solo import Solo
 from hpcfl.comm.staging import StagedExchange
+from hpcfl.data.batches import order
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.timing import measured
 from hpcfl.errors import JobError
+from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.job.schema import load
+from hpcfl.local import client_pool
 from hpcfl.local import lanes as lanes_module
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
@@ -37,7 +42,7 @@ from hpcfl.setup.components import build_components
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema
 from tests.algorithms.methods import ENTRIES, SAMPLE
-from tests.gpu.fake_cuda import CUDA, fake_cuda, is_fake
+from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import long_form
 
@@ -140,6 +145,31 @@ def test_algorithms(tmp_path, problem, method, executor):
     _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
     # A block of two and one of one client, each of as many steps as its longest client.
     assert ("replay" in calls) == (executor != "sequential")
+
+
+@pytest.mark.parametrize("most", [client_pool.MAX_INDICES, 0], ids=["ahead", "too many"])
+def test_the_indices_of_the_next_round_are_made_while_the_gpu_trains(
+    tmp_path, problem, monkeypatch, most
+):
+    """With the numbers of the CPU, where none are made ahead."""
+    monkeypatch.setattr(client_pool, "MAX_INDICES", most)
+    job = small_job(problem, {"name": "fedavg"}, executor="block")
+
+    def noted(*args, **how):
+        for gpu in _current:
+            gpu.calls.append("order")
+        return order(*args, **how)
+
+    monkeypatch.setattr(client_pool, "order", noted)
+    _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE["block"])
+    calls = [name for name in calls if name in ("order", "replay", "synchronize")]
+    runs = [(name, len(list(same))) for name, same in groupby(calls)]
+    made = [k for k, (name, _) in enumerate(runs) if name == "order"]
+    # Blocks of two and of one client in the first round; later ones are not waited for.
+    first, ahead = [2, 1], [3, 3]
+    assert [runs[k][1] for k in made] == first + (ahead if most else first + first)
+    for k in made[2:] if most else ():
+        assert (runs[k - 1][0], runs[k + 1][0]) == ("replay", "synchronize")
 
 
 class RandomDepth(nn.Module):
@@ -419,6 +449,47 @@ def test_a_whole_run_with_checkpoints_and_evaluations(tmp_path):
     more = hpcfl.resume(tmp_path / "cpu", ["rounds=3"])
     torch.testing.assert_close(found.x, more.x, rtol=1e-4, atol=1e-5)
     assert not torch.equal(found.x, expected.x)
+
+
+def top_label(outputs, labels):
+    return (outputs.argmax(-1) == labels).double().reshape(len(labels), -1).mean(1)
+
+
+def build_evaluation(path, device):
+    """The evaluation of a job, whose local and personal models are the initial ones; this model."""
+    parts = build_components(load(path, [f"device={device.type}"]), device)
+    owned, x0 = range(len(parts.rows)), parts.x0
+    clients = Clients(parts.clients, owned, parts.weights, lambda _: x0, lambda *_: x0)
+    sets = {"test": parts.tests(), "validation": parts.validation()}
+    how = parts.job.evaluate, parts.gradient(), parts.dataset
+    return Evaluation(*how, sets, clients, Solo()), x0
+
+
+@pytest.mark.parametrize("free", [1 << 35, 1], ids=["resident", "too large"])
+@pytest.mark.parametrize("name", ["lenet", "word_lstm"])
+def test_an_evaluation_reads_the_sums_of_all_batches_at_once(tmp_path, name, free):
+    job = model_job(name, tmp_path)
+    job["data"]["validation"] = {"share": 0.4, "of": "clients"}
+    job["evaluate"] = {"batch_size": 2, "metrics": [f"{__name__}.top_label"], "train": True}
+    job["evaluate"] |= dict.fromkeys(("clients", "local_models", "personal"), True)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    evaluation, x0 = build_evaluation(path, torch.device("cpu"))
+    expected = evaluation.scores(x0, 1)
+    with fake_cuda() as gpu:
+        gpu.free = free
+        evaluation, x0 = build_evaluation(path, CUDA)
+        evaluation.scores(x0, 1)  # constants are copied to the device once
+        gpu.reads.clear()
+        gpu.uploads.clear()
+        found = evaluation.scores(x0, 1)
+    # Of the test set, the validation set, and the clients with three kinds of models.
+    assert gpu.reads == ["tolist"] * 5
+    images = [shape for shape in gpu.uploads if len(shape) > 1]
+    # The sentences are in a file that is mapped into memory.
+    assert bool(images) == (name == "word_lstm" or free == 1)
+    # Padding is masked on a GPU, and left out on the CPU.
+    assert found == (pytest.approx(expected, rel=1e-12) if name == "word_lstm" else expected)
 
 
 def test_sent_states_are_staged_on_the_device():

@@ -62,10 +62,21 @@ def test_every_key_is_free_or_bound_as_written_here():
         "evaluate.personal",
         "evaluate.train",
         "rounds",
+        "stop",
         "store.cache_gib",
         "store.dir",
         "store.kind",
     ]
+
+
+def test_a_key_may_become_a_section_and_a_section_null():
+    plain, stop = {"stop": None, "seed": 1}, {"stop.metric": "test_loss", "stop.target": 0.1}
+    assert differences(plain, {**stop, "seed": 1}) == {
+        "stop": {"metric": "test_loss", "target": 0.1}
+    }
+    assert differences({**stop, "seed": 1}, plain) == {"stop": None}
+    assert differences(stop, {**stop, "stop.target": 0.2}) == {"stop.target": 0.2}
+    assert differences({"seed": 1}, plain) == {}
 
 
 def test_what_is_free_keeps_no_two_seeds_apart():

@@ -1,5 +1,8 @@
 """Every score is the same number on any number of ranks, and so is the best model."""
 
+import csv
+import math
+
 import pytest
 
 from hpcfl.run_dir.manifest import committed
@@ -16,7 +19,7 @@ JOB = {
     "rounds": 8,
     "checkpoint": {"every": 3},
     "evaluate": {
-        "every": 1, "batch_size": 16, "train": True, "clients": True, "best": True,
+        "every": 1, "batch_size": 16, "train": True, "clients": "table", "best": True,
         "local_models": True,
     },
     "seed": 5,
@@ -36,7 +39,12 @@ PLAYED = {
     },
     "tuned": {
         **JOBS["held"],
-        "evaluate": {"every": 4, "batch_size": 16, "personal": {"steps": 2}},
+        "evaluate": {
+            "every": 4,
+            "batch_size": 16,
+            "personal": {"steps": 2},
+            "clients": "table",
+        },
     },
 }
 PARTS = ("mean", "std", "worst_decile", "best_decile")
@@ -64,9 +72,14 @@ def play(tmp_path_factory):
 
 
 def left(run):
-    """What a run left, and its best model."""
+    """What a run left, its best model and the scores of its clients."""
     best = committed(run / "checkpoints")[-1].folder / "best.safetensors"
-    return outcome(run), best.read_bytes() if best.exists() else None
+    more = [path.read_bytes() for path in (best, run / "clients.csv") if path.exists()]
+    return outcome(run), *more
+
+
+def table(run):
+    return list(csv.DictReader((run / "clients.csv").read_text().splitlines()))
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +101,24 @@ def test_the_clients_own_models_have_theirs(alone):
     log = outcome(alone / "personal").log
     for score in ("loss", "accuracy", *(f"accuracy_{part}" for part in PARTS)):
         assert len({record[f"personal_{score}"] for record in log}) > 1, score
+
+
+def test_the_table_has_every_client_of_every_evaluation(alone):
+    rounds, clients = range(9), range(23)
+    rows = table(alone / "held")
+    assert [(r["round"], r["model"], r["client"]) for r in rows if r["model"] == "global"] == [
+        (str(round), "global", str(client)) for round in rounds for client in clients
+    ]
+    last = [row for row in rows if row["round"] == "8"]
+    accuracies = [float(row["accuracy"]) for row in last if row["model"] == "global"]
+    log = outcome(alone / "held").log[-1]
+    assert math.fsum(accuracies) / 23 == pytest.approx(log["client_accuracy_mean"], abs=1e-15)
+    local = [row for row in last if row["model"] == "local"]
+    assert len(local) == log["local_model_clients"]
+    assert {row["data"] for row in rows} == {"holdout"}
+    tuned = [row for row in table(alone / "tuned") if row["model"] == "personal"]
+    assert len(tuned) == 3 * 23
+    assert {row["data"] for row in table(alone / "uniform")} == {"train"}
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=long_form), 3])

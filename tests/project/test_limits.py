@@ -1,6 +1,5 @@
 """What docs/explanation/limits.md names in place of what hpcfl does not do works."""
 
-import signal
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +8,6 @@ from torch import nn
 import hpcfl
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.errors import Stopped
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -53,17 +51,6 @@ class Pretrained(nn.Module):
         return self.last(self.norm(self.first(x)))
 
 
-class Until(hpcfl.Callback):
-    """End the run at an accuracy."""
-
-    def __init__(self, accuracy):
-        self.accuracy = accuracy
-
-    def round(self, record, model):
-        if record.get("test_accuracy", 0) >= self.accuracy:
-            signal.raise_signal(signal.SIGTERM)
-
-
 @pytest.fixture
 def run(tmp_path):
     def play(**changes):
@@ -90,8 +77,3 @@ def test_a_term_of_the_weights(run):
 
 def test_statistics_that_stay_as_they_are(run):
     assert run(model=Pretrained).accuracy > 0.3
-
-
-def test_a_callback_ends_the_run(run):
-    with pytest.raises(Stopped, match=r"after round \d+ of 100, with a checkpoint"):
-        run(overrides={"rounds": 100}, callbacks=[Until(0.6)])

@@ -22,7 +22,7 @@ from hpcfl import run
 from hpcfl.engine import loop
 from tests.forked import finish, python
 from tests.jobs import miniatures
-from tests.project.pages import blocks, commands
+from tests.project.pages import blocks, commands, section
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -32,6 +32,7 @@ NOTEBOOK = (ROOT / "docs/tutorials/own_model_and_data.md").read_text()
 PAPER = (ROOT / "docs/tutorials/sweep_to_paper.md").read_text()
 CLUSTER = (ROOT / "docs/tutorials/cluster_run.md").read_text()
 FACTOR = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
+EVALUATION = (ROOT / "docs/howto/evaluation.md").read_text()
 SWEEPS = (ROOT / "docs/howto/sweeps.md").read_text()
 INLINE = re.compile(r"`(hpcfl (?:run|status) [^`]+)`")
 INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
@@ -232,6 +233,18 @@ def test_a_factor_in_scaffolds_server_step(tmp_path, monkeypatch, own_process):
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
+
+
+def test_a_picture_of_how_fair_a_model_is(shell):
+    """Of clients.csv, in another process, which takes pandas and matplotlib."""
+    page = section(EVALUATION, "Each client")
+    for command, _ in commands(page):
+        shell(command)
+    (block,) = [block for language, block in blocks(page) if language == "python"]
+    Path("script.py").write_text(block)
+    ended = python(1, "script.py")
+    assert ended.returncode == 0, ended.stderr
+    assert Path("fairness.png").stat().st_size
 
 
 def compare_sweep_sample(lines):

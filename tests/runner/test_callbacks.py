@@ -346,7 +346,7 @@ def test_sys_exit_ends_no_run_as_if_it_were_finished(job, tmp_path, module, rank
     done = finish(ranks, "run", job, "callbacks=[mine.Exits]", "--out", run, env=env)
     assert done.returncode == 1
     assert "HookError: callbacks: mine.Exits: after round 2 in round (" in done.stderr
-    cure = "SystemExit: 0; to stop the run with a checkpoint, call signal.raise_signal(signal.SIG"
+    cure = "SystemExit: 0; to end the run with a checkpoint, return True from round"
     assert cure in done.stderr
     assert "Traceback" not in done.stderr
 

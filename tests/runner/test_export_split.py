@@ -1,16 +1,47 @@
 """A split written to a file is the split itself."""
 
+import csv
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from hpcfl import load_model
 from hpcfl.data.split import partition_examples
 from hpcfl.job.schema import load
 from hpcfl.setup.components import build_components
 from tests.real_data import cifar10, real
 
+OWNED = '''\
+"""Eight natural clients; the label of an example is its client."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.types import Examples
+
+
+def plain(inputs, dtype, draws):
+    return inputs.to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owned(DataConfig):
+    def load(self, seed):
+        def examples(n):
+            return Examples(torch.ones(n, 2), torch.arange(n) % 8)
+
+        rows = [[np.arange(k, n, 8) for k in range(8)] for n in (40, 24)]
+        return Dataset(
+            train=examples(40), test=examples(24), natural=rows[0], natural_tests=rows[1],
+            classes=8, loss="cross_entropy", transform=plain,
+        )
+'''
 PUBLISHED = Path(__file__).parents[2] / "jobs/cifar10/fedavg_published_split.yaml"
 
 OWNER = np.arange(40) % 5
@@ -79,6 +110,51 @@ def test_what_is_held_out_belongs_to_nobody(job, tmp_path, hpcfl):
     )
     parts = build_components(load(job, ["data.holdout=0.2"]), torch.device("cpu"))
     assert same(clients(job, f"data.partition={{kind: file, path: {out}}}"), parts.rows)
+
+
+def test_another_program_repeats_the_evaluation_of_each_client(job, arrays, tmp_path, hpcfl):
+    """With the model and the split alone: the accuracies of clients.csv."""
+    out, run = tmp_path / "split.npz", tmp_path / "run"
+    settings = (job, "data.holdout=0.3", "data.validation.share=0.2", "evaluate.clients=table")
+    assert hpcfl("run", *settings, "--out", run).code == 0
+    assert hpcfl("data", "export-split", *settings, "-o", out).code == 0
+    net = load_model(run)
+    with np.load(arrays()) as data, np.load(out) as split, torch.no_grad():
+        right = net(torch.from_numpy(data["x"].astype(np.float32))).argmax(1).numpy() == data["y"]
+        owner = split["holdout"]
+        times = (split["client"] >= 0) + (owner >= 0) + split["validation"]
+    assert (times == 1).all()
+    rows = list(csv.DictReader((run / "clients.csv").read_text().splitlines()))
+    for client, row in enumerate(rows[-4:]):
+        own = right[owner == client]
+        assert (len(own), own.mean()) == (int(row["examples"]), float(row["accuracy"]))
+
+
+@pytest.mark.parametrize("kept", ["", "data.validation={share: 0.3, of: clients}"])
+def test_the_natural_owners_of_test_examples(kept, tmp_path, hpcfl):
+    """Of half the clients, drawn; each trains and is tested on examples of its own label."""
+    (tmp_path / "owned_data.py").write_text(OWNED)
+    job, out = tmp_path / "owned.yaml", tmp_path / "split.npz"
+    job.write_text(
+        "data: {kind: owned_data.Owned, clients: 4}\nmodel: {name: linear}\n"
+        "cohort: {kind: uniform, size: 2}\nalgorithm: {name: fedavg}\n"
+        "local: {steps: 1, lr: 0.1}\nrounds: 1\n"
+    )
+    settings = [kept] if kept else []
+    sys.path.insert(0, str(tmp_path))
+    try:
+        done = hpcfl("data", "export-split", job, *settings, "-o", out)
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("owned_data", None)
+    assert done.code == 0, done.err
+    with np.load(out) as split:
+        train, test = split["client"], split["test"]
+    clients = 3 if kept else 4
+    assert set(test.tolist()) == {-1, *range(clients)}
+    for client in range(clients):
+        (label,) = set((np.flatnonzero(train == client) % 8).tolist())
+        assert set((np.flatnonzero(test == client) % 8).tolist()) == {label}
 
 
 def test_a_run_on_the_file_is_the_run_itself(job, tmp_path, hpcfl):
