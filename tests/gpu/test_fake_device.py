@@ -42,6 +42,7 @@ from hpcfl.setup.components import build_components
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema
 from tests.algorithms.methods import ENTRIES, SAMPLE
+from tests.algorithms.play import model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import long_form
@@ -120,7 +121,7 @@ def small_job(data, algorithm, **changes):
     cohort = {"kind": "cyclic", "size": 1 if pooled else 3}
     return {
         "data": data | pooled,
-        "model": {"name": "linear"},
+        "model": model_for(algorithm),
         "cohort": cohort,
         "algorithm": dict(algorithm),
         "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
@@ -459,7 +460,8 @@ def build_evaluation(path, device):
     """The evaluation of a job, whose local and personal models are the initial ones; this model."""
     parts = build_components(load(path, [f"device={device.type}"]), device)
     owned, x0 = range(len(parts.rows)), parts.x0
-    clients = Clients(parts.clients, owned, parts.weights, lambda _: x0, lambda *_: x0)
+    models = [x0] * len(owned)
+    clients = Clients(parts.clients, owned, parts.weights, lambda _: x0, lambda *_: models)
     sets = {"test": parts.tests(), "validation": parts.validation()}
     how = parts.job.evaluate, parts.gradient(), parts.dataset
     return Evaluation(*how, sets, clients, Solo()), x0
