@@ -329,16 +329,22 @@ def _add_report(commands: Any) -> None:
     report.add_argument(
         "--layout",
         type=_layout,
-        choices=["runs", "seeds", "paper"],
+        choices=["runs", "seeds", "paper", "time"],
         default="runs",
         help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
-        "as papers do, published numbers beside ours",
+        "as papers do, published numbers beside ours; the time by phase",
     )
     report.add_argument(
         "--chosen",
         action="store_true",
         help="only the best setting of each algorithm and set-up, such as a rate, chosen on "
         "validation data where all runs have it",
+    )
+    report.add_argument(
+        "--write-sweep",
+        type=_path,
+        metavar="F.yaml",
+        help="with --chosen: write a sweep of the chosen settings, without validation data",
     )
     for name in ("--columns", "--names"):
         report.add_argument(name, help=argparse.SUPPRESS)  # refused by name
