@@ -22,6 +22,8 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     last_dense: tuple[str, ...] = ()
     """The parameters of the last dense layer; none where the model has no dense layer."""
+    normalization: tuple[str, ...] = ()
+    """The parameters of normalisation layers: their weights and biases."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -90,6 +92,13 @@ class Layout:
             )
 
     @property
+    def features(self) -> int:
+        """F, the width of the last dense layer's inputs; 0 where there is no such layer."""
+        pairs = zip(self.names, self.shapes, strict=True)
+        wide = [shape[1] for name, shape in pairs if name in self.last_dense and len(shape) == 2]
+        return wide[0] if wide else 0
+
+    @property
     def _sized(self) -> list[tuple[str, int]]:
         return list(zip(self.names, self.sizes, strict=True))
 
@@ -107,4 +116,5 @@ def stand_in(size: int) -> Layout:
         tuple(shapes),
         tuple(shapes.values()),
         last_dense=tuple(name for name in shapes if name.startswith("output")),
+        normalization=tuple(name for name in shapes if name.startswith("norm")),
     )

@@ -23,6 +23,7 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
             upload_i, state_i <- finish(y, local, message, state_i, client_i)
         server <- update(server, mean of upload_i, cohort)
     The model that is evaluated and exported is evaluated(server)      # default server.x
+    The log of the round has round_numbers(server)                     # default: none
     The model of client i is personal_model(x, state_i), x = evaluated(server)   # default: none
 
 The default hooks are FedAvg's: a file holds what its paper adds.  A hook may call ``grad`` at any
@@ -59,6 +60,9 @@ class Forward(NamedTuple):
     label_mask: Tensor  # of the outputs' shape, True at the label; [0] without classes
     losses: Tensor  # [B] or [B, T], the terms of the job's loss
     features: Tensor  # [B, F], the input of the last dense layer; [0] without one
+    present: (
+        Tensor  # [B], 1 for an example and 0 for padding, which a sum over the batch leaves out
+    )
 
 
 LossTerms = Callable[[Forward], Tensor]  # the terms of a loss, in the shape of ``losses``
@@ -164,6 +168,10 @@ class Algorithm(Section, ABC):
     """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
     refuses_optimizer: ClassVar[str] = ""
     """Why the method allows plain SGD alone, without momentum: shown to the user; or empty."""
+    statistics: ClassVar[Literal["mean", "local"]] = "mean"
+    """What becomes of running statistics where the job does not say it (``model.statistics``)."""
+    refuses_statistics: ClassVar[Mapping[str, str]] = {}
+    """Why the method does not allow "mean" or "local" statistics: shown to the user."""
 
     needs_label_counts: ClassVar[bool] = False
     """Whether hooks use ``client.label_counts``."""
@@ -294,6 +302,10 @@ class Algorithm(Section, ABC):
         """The model that is evaluated, exported and given to callbacks."""
         x: Vector = server.x
         return x
+
+    def round_numbers(self, server: Any) -> Mapping[str, Scalar | float]:
+        """Numbers of the server after a round, for the log: ``name`` is its key ``server_name``."""
+        return {}
 
     def personal_model(self, x: Vector, state: Any) -> Vector | None:
         """A client's own model [P]; None of a method that makes none.

@@ -66,5 +66,8 @@ class FedExP(Algorithm):
         previous = server.x if self.average == 2 else server.previous
         return Server(server.x - rate * mean.delta, previous, rate)
 
+    def round_numbers(self, server: Server) -> dict[str, Scalar]:
+        return {"eta_g": server.rate}
+
     def evaluated(self, server: Server) -> Vector:
         return (server.x + server.previous) / 2 if self.average == 2 else server.x

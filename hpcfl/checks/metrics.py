@@ -135,7 +135,7 @@ def _check_metrics(trial: Trial, metrics: Sequence[UserMetric], batch: Batch) ->
         with as_job_error(name, does, where, metric.function):
             before = generators()
             (other,) = load_metrics([metric.path])  # one that has seen no batch
-            first, again = (metric.sums(outputs, batch.labels) for _ in range(2))
+            first, again = (metric.sums(outputs, batch.labels).tolist() for _ in range(2))
             scores = [metric.score(first), other.score(again)]
             drew = generators().changed(before)
         if drew:

@@ -12,6 +12,7 @@ from hpcfl.checks.algorithm import check_algorithm, check_server_memory
 from hpcfl.checks.data import check_batches, check_range, check_rows
 from hpcfl.checks.metrics import check_scores, check_tests
 from hpcfl.checks.model import (
+    check_batches_of_one,
     check_model,
     check_model_again,
     check_normalization,
@@ -19,7 +20,7 @@ from hpcfl.checks.model import (
 )
 from hpcfl.checks.trial import Trial
 from hpcfl.errors import JobError
-from hpcfl.setup.choose_executor import check_block_executor
+from hpcfl.setup.choose_executor import check_executor
 from hpcfl.setup.components import Components
 from hpcfl.user_code.generators import restored
 
@@ -40,7 +41,7 @@ def check_components(components: Components) -> tuple[str, ...]:
     """
     check_sizes(components)
     notes = check_classes(components)
-    check_block_executor(components)
+    check_executor(components)
     return notes
 
 
@@ -90,6 +91,7 @@ def _check_on_batches(trial: Trial) -> tuple[str, ...]:
     # An error of a class is named as that class's: so each is tried with what was found right.
     check_batches(trial)
     check_rows(trial)
+    check_batches_of_one(trial)
     grad, outputs = check_model(trial)
     check_algorithm(trial)
     check_tests(trial)

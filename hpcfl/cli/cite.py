@@ -1,4 +1,4 @@
-"""Print the BibTeX of the methods, models and data sets that jobs use: ``references.bib``."""
+"""Print the BibTeX of the methods, models, data sets, ... that jobs use: ``references.bib``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -70,3 +70,6 @@ def _names(job: Settings) -> Iterator[str]:
         name = f"{what} {job[key]}"
         exact = name if variant is None else f"{name} {job.get(variant)}"
         yield exact if exact in references() else name
+    for what, key in (("optimizer", "local.optimizer"), ("loss", "loss")):
+        if f"{key}.kind" in job:  # not sgd, nor the loss of the data
+            yield f"{what} {job.get(f'{key}.of', job[f'{key}.kind'])}"

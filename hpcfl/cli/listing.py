@@ -19,7 +19,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
 from hpcfl.engine.dry_round import dry_round, nbytes, traffic
 from hpcfl.errors import JobError, as_job_error
-from hpcfl.io.table import UNLIMITED, render_tables
+from hpcfl.io.table import render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary
 from hpcfl.job.packaged import FOLDER, packaged_jobs
 from hpcfl.job.packaged import summary as summary_of_job
@@ -49,10 +49,8 @@ def listing(what: str | None = None) -> str:
     given = what
     what = what.lower() if what else None
     what = CHOICES.get(str(what), what)
-    columns = get_terminal_size((0, 0)).columns  # 0: no terminal
-    width = min(max(columns, NARROWEST), WIDEST)
-    if what == "jobs" and not columns:  # a line each, for other programs
-        width = UNLIMITED
+    # Without a terminal the narrowest.
+    width = min(max(get_terminal_size((0, 0)).columns, NARROWEST), WIDEST)
     tables_of: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
         "job": (partial(_sections, "section of a job"), {"(top level)": Job, **SECTIONS}),
         "algorithms": (_algorithms, ALGORITHMS),

@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     _add_report(commands)
 
     cite = commands.add_parser(
-        "cite", help="the BibTeX of the methods, models and data sets that a job uses"
+        "cite", help="the BibTeX of the methods, models, data sets, ... that a job uses"
     )
     cite.add_argument("source", type=_path, help="JOB.yaml, SWEEP.yaml or the directory of runs")
     cite.set_defaults(command="cite")

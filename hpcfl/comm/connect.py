@@ -14,7 +14,7 @@ from hpcfl.io.packages import refuse_shadow
 Backend = Literal["auto", "mpi", "gloo", "nccl"]
 
 
-def connect(backend: Backend, device_type: str, timeout_s: float) -> Group:
+def connect(backend: Backend, device_type: str, timeout_s: float, *, exact: bool = False) -> Group:
     """Collective: the group of all launched ranks.
 
     "auto" uses nccl for ranks with GPUs; for ranks on CPUs mpi, if mpi4py is installed and the
@@ -27,6 +27,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Group:
         timeout_s: how long Gloo and NCCL wait for other ranks at the start, and a little less than
             they wait later; also how long, under Slurm, a rank of MPI that fails waits until the
             others know it.
+        exact: whether all sums are exact in any order, as those of integers are.
 
     Raises:
         JobError: the backend cannot work here.
@@ -49,7 +50,7 @@ def connect(backend: Backend, device_type: str, timeout_s: float) -> Group:
         return Gloo(launch, timeout_s)
     if device_type != "cuda":
         raise JobError(f"comm.backend: nccl sums GPU tensors, the device is {device_type}")
-    return Nccl(launch, timeout_s)
+    return Nccl(launch, timeout_s, exact=exact)
 
 
 def choose(launch: Launch, device_type: str) -> tuple[Literal["mpi", "gloo", "nccl"], str]:

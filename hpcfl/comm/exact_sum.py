@@ -27,7 +27,7 @@ def exact_sums(
         device: where ``comm`` sums tensors.
     """
     rows = torch.tensor([_limbs(list(column)) for column in terms], dtype=torch.int64)
-    sums = rows.to(device)
+    sums = rows.to(device) if comm.size > 1 else rows
     comm.allreduce_sum(sums)
     return [_value(row) for row in sums.tolist()]
 

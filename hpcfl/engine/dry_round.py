@@ -55,6 +55,8 @@ class RoundSchema(NamedTuple):
     """The field of a client's state that is its last local model; None if it keeps none."""
     gradients: int
     """Number of gradients in a local step."""
+    forwards: int
+    """Number of forward passes in a local step beside them."""
     points: int
     """Number of points at which a client takes full gradients in a round."""
 
@@ -218,12 +220,22 @@ def _dry_round(
         points.append(y)
         return y.clone()
 
-    member = Member(state, client, TrialGrad(gradient, algorithm.facts.classes), full)
+    grad = TrialGrad(gradient, algorithm)
+    member = Member(state, client, grad, full)
     upload, after, y = call_client_hooks(algorithm, descent, message, member)
     call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)
-    return RoundSchema(server, message, after, upload, local_model, len(points), len(full_points))
+    return RoundSchema(
+        server,
+        message,
+        after,
+        upload,
+        local_model,
+        gradients=len(points),
+        forwards=grad.forwards,
+        points=len(full_points),
+    )
 
 
 def _require_names(algorithm: Algorithm, fields: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ A hook changes nothing in place, draws from no global generator, returns the sam
 call, and the same values for the same arguments, whichever client came before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from inspect import getattr_static, signature
 from typing import Any, NamedTuple, get_args
@@ -92,24 +92,32 @@ class TrialGrad:
 
     Args:
         gradient: at a point.
-        classes: of the outputs.
+        algorithm: whose facts give the numbers of classes and features.
     """
 
-    def __init__(self, gradient: Callable[[Vector], Vector], classes: int | None) -> None:
-        self._gradient, self._classes = gradient, classes or 3
+    def __init__(self, gradient: Callable[[Vector], Vector], algorithm: Algorithm) -> None:
+        self._gradient, self._classes = gradient, algorithm.facts.classes or 3
+        self._features = algorithm.layout.features
+        self.forwards = 0
+        """How often ``forward`` was called."""
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
         """The gradient at ``point``; the terms of a loss are made, and their shape is checked."""
         if loss is not None:
-            forward = self.forward(point)
+            forward = self._made_up(point)
             check_terms(loss(forward), forward.losses)
         return self._gradient(point)
 
     def forward(self, point: Vector) -> Forward:
         """Two examples; the same at every point."""
+        self.forwards += 1
+        return self._made_up(point)
+
+    def _made_up(self, point: Vector) -> Forward:
         outputs, numbers = point.new_zeros(2, self._classes), torch.arange(2, device=point.device)
         mask = torch.arange(self._classes, device=point.device) == numbers.unsqueeze(1)
-        return Forward(outputs, numbers, mask, outputs[:, 0], outputs)
+        features = point.new_zeros(2, self._features) if self._features else point.new_zeros(0)
+        return Forward(outputs, numbers, mask, outputs[:, 0], features, present=point.new_ones(2))
 
 
 def call(algorithm: Algorithm, hook: str, *args: Any) -> Any:
@@ -360,6 +368,7 @@ def call_update(algorithm: Algorithm, server: Any, uploads: Sequence[Any], cohor
     cohort = cohort._replace(draws=drawn(algorithm.server_draws, server.x, 0, 0))
     after = call(algorithm, "update", server, tree_map(mean, *uploads), cohort)
     require_form(algorithm, "update", "a server", after, "init_server", server)
+    _require_numbers(algorithm, call(algorithm, "round_numbers", after))
     return after
 
 
@@ -438,7 +447,7 @@ def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> N
             noise,
             made_up_counts(algorithm, x0),
         )
-        grad = TrialGrad(lambda y: y + noise, algorithm.facts.classes)
+        grad = TrialGrad(lambda y: y + noise, algorithm)
         return Member(state, client, grad, noise)
 
     members = [lambda own=own: made(own) for own in noise]
@@ -502,6 +511,23 @@ def _require_tensors(algorithm: Algorithm, hook: str, what: str, found: Any) -> 
             kind = type(leaf).__name__
             raise broken(
                 algorithm, hook, f"returns {what} whose {name} is a {kind}; expected a tensor"
+            )
+
+
+def _require_numbers(algorithm: Algorithm, found: Any) -> None:
+    """Check that ``round_numbers`` returned names and a number for each."""
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise broken(
+            algorithm, "round_numbers", f"returns {found!r:.60}; expected names with their numbers"
+        )
+    for name, value in found.items():
+        number = value.ndim == 0 if isinstance(value, Tensor) else isinstance(value, int | float)
+        if not number:
+            got = f"{list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise broken(
+                algorithm,
+                "round_numbers",
+                f"returns {name!r} of {got}; expected a number or a tensor of shape []",
             )
 
 

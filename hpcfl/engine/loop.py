@@ -12,7 +12,9 @@ from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
+from hpcfl.engine.statistics import evaluated_point
 from hpcfl.errors import DivergedError
+from hpcfl.evaluation.score_names import OF_SERVER
 from hpcfl.local.draws import drawn
 from hpcfl.local.error_context import round_errors
 from hpcfl.signals import stopped
@@ -41,11 +43,13 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
             with round_errors(t + 1):
                 values = partial(local_values, run, saved)
                 server, record, agreed = run_round(run, server, t, values)
+                numbers = run.algorithm.round_numbers(server)
+            record |= {OF_SERVER + name: float(value) for name, value in numbers.items()}
             timer.mark("update")
         except DivergedError:
             hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there
             raise
-        done, x = t + 1, run.algorithm.evaluated(server)
+        done, x = t + 1, evaluated_point(run.algorithm, server)
         if schedule.evaluation_due(done):
             with round_errors(done):
                 record |= hooks.evaluate(done, x)
@@ -107,6 +111,7 @@ def run_round(
         message, tasks, states, local_models=run.observer.needs_local_models(t)
     )
     del states  # make room for the new ones: together they may not fit
+    training.clients.make_ahead(schedule.my_clients(t + 1), t + 1)
     timer.mark("compute")
     record["data_s"] = training.clients.pop_elapsed_s()
     timer.move(record["data_s"], "compute", "read")
@@ -124,7 +129,7 @@ def run_round(
     upload, loss = run.schema.split_loss(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
     after = _updated(run, prepared, upload, cohort)
-    record |= run.observer.observe(cohort, message.x, after.x, tasks, results)
+    record |= run.observer.observe(cohort, message, after.x, tasks, results)
     return after, record, RoundRequests.of(maxima)
 
 

@@ -26,7 +26,7 @@ _NS = 1_000_000_000
 
 def measured(key: str) -> bool:
     """Whether a key of the log holds a measurement, which differs from run to run."""
-    return key.endswith("_s") or key in (*_MEMORY, "imbalance", checksum.KEY)
+    return key.endswith("_s") or key in (*_MEMORY, "imbalance", "slowest_rank", checksum.KEY)
 
 
 class RoundTimer:

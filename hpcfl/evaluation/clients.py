@@ -1,7 +1,7 @@
 """Evaluate models on the clients' data."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +30,10 @@ class Clients:
     """The clients whose states this rank keeps; it evaluates these."""
     weights: NDArray[np.float64]
     """[N], of every client in the mean."""
-    local_model: Callable[[int], Vector | None]
-    """Client -> its last local model, on the device; None while it has none."""
-    personal_model: Callable[[int, Vector, int], Vector]
-    """(client, the evaluated model x, rounds completed) -> its own model, on the device."""
+    local_model: Callable[[int, Vector], Vector | None]
+    """(client, the evaluated model x) -> its last local model, on the device; or None."""
+    personal_models: Callable[[Sequence[int], Vector, int], Iterable[Vector]]
+    """(clients, the evaluated model x, rounds completed) -> their own models, on the device."""
 
     def global_scores(
         self,
@@ -50,7 +50,7 @@ class Clients:
         scores: dict[str, float] = {}
         training: ClientSums = {}
         if objective or (accuracy and not pool.holds_out):
-            training = {i: meter.whole(x, pool.training(i), metrics=accuracy) for i in self.owned}
+            training = meter.of_clients(self.owned, lambda _: x, pool.training, metrics=accuracy)
         if objective:
             terms = [
                 float(self.weights[i]) * (sums["loss"] / max(sums["examples"], 1.0))
@@ -61,30 +61,24 @@ class Clients:
         if accuracy:
             tested = training
             if pool.holds_out:
-                tested = {i: meter.whole(x, pool.testing(i)) for i in self.owned}
+                tested = meter.of_clients(self.owned, lambda _: x, pool.testing)
             scores |= self._summaries("client", tested, meter, comm, x.device, rows)[0]
         return scores
 
     def local_model_scores(
-        self, meter: Meter, comm: Comm, device: torch.device, rows: ClientRows | None
+        self, meter: Meter, x: Vector, comm: Comm, rows: ClientRows | None
     ) -> dict[str, float]:
         """Collective: the scores of each client's last local model on its own data."""
-        sums = {}
-        for client in self.owned:
-            model = self.local_model(client)
-            if model is not None:
-                sums[client] = meter.whole(model, self.pool.testing(client))
-        scores, clients = self._summaries("local_model", sums, meter, comm, device, rows)
+        sums = meter.of_clients(self.owned, lambda i: self.local_model(i, x), self.pool.testing)
+        scores, clients = self._summaries("local_model", sums, meter, comm, x.device, rows)
         return {**scores, "local_model_clients": clients}
 
     def personal_scores(
         self, meter: Meter, x: Vector, round: int, comm: Comm, rows: ClientRows | None
     ) -> dict[str, float]:
         """Collective: the scores of each client's own model, beside ``x``, on its own data."""
-        sums = {
-            i: meter.whole(self.personal_model(i, x, round), self.pool.testing(i))
-            for i in self.owned
-        }
+        models = iter(self.personal_models(self.owned, x, round))
+        sums = meter.of_clients(self.owned, lambda _: next(models), self.pool.testing)
         keys = ("loss", "examples", "correct", "scored")[: 4 if meter.classifies else 2]
         terms = [[own[key] for own in sums.values() if own] for key in keys]
         whole = dict(zip(keys, exact_sums(comm, terms, x.device), strict=True))
@@ -143,7 +137,8 @@ class Clients:
             value = scores.get(name, math.nan)
             if not isinstance(value, tuple) and not math.isnan(value):
                 table[0, client], table[1, client] = value, 1
-        table = table.to(device)
+        if comm.size > 1:
+            table = table.to(device)
         comm.allreduce_sum(table)  # exact: an entry is not 0 on one rank only
         found, present = table.cpu()
         return sorted(found[present > 0].tolist())

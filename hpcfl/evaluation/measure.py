@@ -1,17 +1,23 @@
 """Sum losses, correct answers and the user's metrics of a model over batches of examples.
 
-Sums over batches are rounded once, so that they do not depend on who computed which batch.
+Sums over batches are rounded once, so that they do not depend on who computed which batch.  The
+sums of a batch stay on the device: the host reads those of all batches at once, and a GPU goes on
+with the next batch meanwhile.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 
+import torch
 from torch import Tensor
 
-from hpcfl.evaluation.metrics import totals
+from hpcfl.evaluation.metrics import names, totals
 from hpcfl.evaluation.user_metrics import Score, UserMetric
 from hpcfl.local.step import Gradient
 from hpcfl.types import Batch, LossName, Vector
+
+READ_CLIENTS = 1024  # whose sums the host reads at once, and which are on the device till then
 
 
 class Meter:
@@ -45,17 +51,37 @@ class Meter:
         self, x: Vector, batches: Iterable[Batch], *, metrics: bool = True
     ) -> list[dict[str, float]]:
         """The sums of every batch, of the model at ``x``; with the user's metrics or without."""
-        return [
-            self._sums(self._gradient.predict(x, batch.inputs), batch.labels, metrics=metrics)
-            for batch in batches
-        ]
+        return self._read(self._rows(x, batches, metrics=metrics), metrics=metrics)
 
     def whole(
         self, x: Vector, batches: Iterable[Batch], *, metrics: bool = True
     ) -> dict[str, float]:
         """The sums over all batches; empty without batches."""
-        sums = self.each(x, batches, metrics=metrics)
-        return {name: rounded_sum(batch[name] for batch in sums) for name in (sums or [{}])[0]}
+        return self.of_clients([0], lambda _: x, lambda _: batches, metrics=metrics)[0]
+
+    def of_clients(
+        self,
+        clients: Sequence[int],
+        model: Callable[[int], Vector | None],
+        batches: Callable[[int], Iterable[Batch]],
+        *,
+        metrics: bool = True,
+    ) -> dict[int, dict[str, float]]:
+        """For each client that has a model, its sums over all batches; empty without batches."""
+        found = {}
+        for begin in range(0, len(clients), READ_CLIENTS):
+            rows = {}
+            for client in clients[begin : begin + READ_CLIENTS]:
+                x = model(client)
+                if x is not None:
+                    rows[client] = self._rows(x, batches(client), metrics=metrics)
+            read = iter(self._read(list(chain(*rows.values())), metrics=metrics))
+            for client, own in rows.items():
+                sums = list(islice(read, len(own)))
+                found[client] = {
+                    name: rounded_sum(batch[name] for batch in sums) for name in (sums or [{}])[0]
+                }
+        return found
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, Score]:
         """The scores of sums over all examples of a client or a set, and how many these are.
@@ -72,14 +98,28 @@ class Meter:
             scores[metric.name] = metric.score(own)
         return scores
 
-    def _sums(self, outputs: Tensor, labels: Tensor, *, metrics: bool) -> dict[str, float]:
+    def _rows(self, x: Vector, batches: Iterable[Batch], *, metrics: bool) -> list[Tensor]:
+        """The sums of every batch, [k] in float64 on the device."""
+        return [
+            self._row(self._gradient.predict(x, batch.inputs), batch.labels, metrics=metrics)
+            for batch in batches
+        ]
+
+    def _row(self, outputs: Tensor, labels: Tensor, *, metrics: bool) -> Tensor:
         own = self._gradient.loss
         terms = None if own.fused else own.terms
-        sums = totals(self._loss, self._classes, outputs, labels, terms)
+        sums = torch.stack([*totals(self._loss, self._classes, outputs, labels, terms).values()])
+        users = [metric.sums(outputs, labels) for metric in self.metrics] if metrics else []
+        return torch.cat([sums, *users]) if users else sums
+
+    def _read(self, rows: Sequence[Tensor], *, metrics: bool) -> list[dict[str, float]]:
+        """The sums of batches by name; the only place where the host waits for them."""
+        if not rows:
+            return []
+        keys = [*names(self._loss, self._classes)]
         for metric in self.metrics if metrics else ():
-            numbers = metric.sums(outputs, labels)
-            sums |= dict(zip(sum_names(metric, len(numbers)), numbers, strict=True))
-        return sums
+            keys += sum_names(metric, metric.count)
+        return [dict(zip(keys, row, strict=True)) for row in torch.stack(list(rows)).tolist()]
 
 
 def rounded_sum(numbers: Iterable[float]) -> float:

@@ -1,4 +1,7 @@
-"""Sum losses and correct answers over one batch; callers add the sums of batches and ranks."""
+"""Sum losses and correct answers over one batch, without waiting for a GPU.
+
+Callers add the sums of batches and ranks.
+"""
 
 from collections.abc import Callable
 
@@ -32,8 +35,8 @@ def totals(
     outputs: Tensor,
     labels: Tensor,
     terms: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> dict[str, float]:
-    """Sum the losses and the correct answers of a batch.
+) -> dict[str, Tensor]:
+    """Sum the losses and the correct answers of a batch: 0-d float64 tensors on the device.
 
     ``loss`` is the sum over ``examples``.  A classification adds ``correct``, the number of correct
     answers among ``scored`` labels; with more than 5 classes also ``correct_top5``, where the label
@@ -50,10 +53,13 @@ def totals(
         labels: [B] or [B, T] classes, [B, targets], or unused.
         terms: of another loss than the data's: [B] of outputs in float32 or wider and labels [B].
     """
-    correct: dict[str, float] = {}
+    correct: dict[str, Tensor] = {}
+    padding: Tensor | None = None
     if loss == "tokens":
-        present = labels != PAD
-        outputs, labels = outputs[present], labels[present].long()
+        outputs, labels = outputs.flatten(0, -2), labels.flatten().long()
+        padding = labels == PAD
+        if labels.device.type == "cpu":  # for a GPU's the host would have to wait
+            outputs, labels, padding = outputs[~padding], labels[~padding], None
         # Without a number of classes, every output is one.
         all_classes = classes if classes is not None else outputs.shape[1]
         correct = _correct(outputs, labels, are_words(labels, all_classes), classes)
@@ -67,13 +73,15 @@ def totals(
         losses = widen(outputs)
     else:
         losses = functional.cross_entropy(widen(outputs), labels, reduction="none")
-    total = float(losses.sum(dtype=torch.float64))
-    return {"loss": total, "examples": float(len(outputs)), **correct}
+    examples = torch.full((), len(outputs), dtype=torch.float64, device=losses.device)
+    if padding is not None:
+        losses, examples = losses.masked_fill(padding, 0.0), (~padding).sum().double()
+    return {"loss": losses.sum(dtype=torch.float64), "examples": examples, **correct}
 
 
 def _correct(
     outputs: Tensor, labels: Tensor, scored: Tensor, classes: int | None
-) -> dict[str, float]:
+) -> dict[str, Tensor]:
     """The number of scored labels, and of those the numbers of correct ones.
 
     Args:
@@ -86,8 +94,8 @@ def _correct(
     hits = {"correct": rank < 1}
     if classes is not None and classes > TOP:
         hits["correct_top5"] = rank < TOP
-    counts = {name: float((hit & scored).sum()) for name, hit in hits.items()}
-    return {"scored": float(scored.sum()), **counts}
+    counts = {name: (hit & scored).sum().double() for name, hit in hits.items()}
+    return {"scored": scored.sum().double(), **counts}
 
 
 def _rank_of_label(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -38,9 +38,11 @@ class Accountant:
         self.delta: float = algorithm.delta or max(population, 2) ** -1.1
 
     @property
-    def computable(self) -> bool:
-        """Whether ``epsilon`` can be called: without noise no package is needed."""
-        return not self._noise or installed(PACKAGE)
+    def why_none(self) -> str:
+        """Why there is no epsilon to report; empty where there is one."""
+        if not self._noise:
+            return "without noise it is infinite"
+        return "" if installed(PACKAGE) else f"dp-accounting is not installed; {INSTALL}"
 
     @property
     def bound(self) -> str:
@@ -52,15 +54,13 @@ class Accountant:
         return "one client present or not; no sampling is counted on"
 
     def epsilon(self, rounds: int) -> float:
-        """Epsilon after so many rounds; infinite without noise.
+        """Epsilon after so many rounds; there must be noise.
 
         Raises:
             JobError: dp-accounting is not installed.
         """
         if not rounds:
             return 0.0
-        if not self._noise:
-            return float("inf")
         library = _library()
         accountant = self._accountant(library)
         accountant.compose(self._event(library, self._noise), rounds)

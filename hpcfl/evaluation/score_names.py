@@ -38,6 +38,7 @@ SCORES: Mapping[str, Score] = {
         Score("personal_loss", "personal\nloss", "lower", percent=False),
         Score("personal_accuracy_mean", "personal\nmean"),
         Score("personal_accuracy_worst_decile", "worst\ndecile"),
+        Score("epsilon", "epsilon", "lower", percent=False),
         Score("validation_top5_accuracy"),
         Score("client_accuracy_std", better="lower"),
         Score("client_accuracy_best_decile"),
@@ -66,6 +67,8 @@ METRIC_KEYS = (
 )
 """The keys of a metric of the user's, for its name."""
 _METRIC_PREFIXES = tuple(key.partition("{}")[0] for key in METRIC_KEYS)
+OF_SERVER = "server_"
+"""Begins the keys of the numbers that an algorithm gives of its server, in every round."""
 _COUNT = "local_model_clients"  # a key with such a prefix, but no score
 
 RESERVED = tuple(key.removeprefix("test_") for key in SCORES if key.startswith("test_"))

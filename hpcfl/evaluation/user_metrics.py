@@ -19,7 +19,6 @@ from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.evaluation.config import metric_name
 from hpcfl.user_code.names import find_object
 
-Sums = list[float]
 Score = float | tuple[float, ...]
 """A number, or several, such as one for each class."""
 
@@ -78,8 +77,11 @@ class UserMetric:
             )
         self.function: Callable[..., Any] = self._metric.sums if self._metric else found
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Sums:
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The sums over a batch; of a function, its numbers' sum and the number of examples.
+
+        Returns:
+            [k] in float64 on the device of the outputs.
 
         Raises:
             BrokenRuleError: the metric returns something else than it should, or changes what it
@@ -100,12 +102,12 @@ class UserMetric:
             if len(made) != examples:
                 raise self._broken(f"returns {_shown(made)}; expected a tensor {shape}")
             self.count = 2
-            return [float(made.sum(dtype=torch.float64)), float(examples)]
+            total = made.sum(dtype=torch.float64).to(outputs.device)
+            return torch.stack([total, torch.full_like(total, examples)])
         if self.count not in (0, len(made)):
             raise self.differing("sums", len(made), self.count)
         self.count = len(made)
-        sums: Sums = made.to("cpu", torch.float64).tolist()
-        return sums
+        return made.to(outputs.device, torch.float64)
 
     def score(self, sums: Sequence[float]) -> Score:
         """The score of the sums over all examples; of a tensor its numbers, row by row.

@@ -158,7 +158,7 @@ class Block:
         def step_one(
             y: Vector, local: Any, state: Any, client: Client, active: Tensor
         ) -> tuple[Carry, Tensor]:
-            grad = _BlockGradient(self._gradients, step.batches)
+            grad = PaddedGradient(self._gradients, step.batches, stacked)
             start, along, scale, new_local, new_state = local_step(
                 algorithm, descent, y, local, state, grad, client._replace(step=step.number)
             )
@@ -178,20 +178,39 @@ class Block:
         return stepped
 
 
-class _BlockGradient:
-    """Inside the block's ``vmap``: the gradient of one client's batch, see ``Grad``."""
+class PaddedGradient:
+    """The gradient of one client's padded batch, see ``Grad``.
 
-    def __init__(self, gradients: BlockGradients, batches: Batches) -> None:
-        self._gradients, self._batches, self._calls = gradients, batches, OneAtATime()
+    Args:
+        gradients: of all clients of a block, or of one in a lane.
+        batches: of the same.
+        call: calls a function of their tensors with the tensors of the client, as ``stacked``
+            does inside the block's ``vmap``.
+    """
+
+    def __init__(
+        self,
+        gradients: BlockGradients,
+        batches: Batches,
+        call: Callable[..., Any],
+    ) -> None:
+        self._gradients, self._batches, self._call = gradients, batches, call
+        self._calls = OneAtATime()
         self.loss: Tensor | None = None  # of the job, at the point of the first call
+        self.statistics: Tensor | None = None  # [Q], which the first call moves; or None
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
         """The gradient at ``point``."""
         self._calls.check()
         terms = None if loss is None else self._calls.guarded(loss)
-        value, gradient = stacked(
-            lambda points: self._gradients(points, self._batches, terms), point
+        before = () if self.loss is not None or self.statistics is None else (self.statistics,)
+        value, gradient, *after = self._call(
+            lambda points, *statistics: self._gradients(points, self._batches, terms, *statistics),
+            point,
+            *before,
         )
+        if after:
+            (self.statistics,) = after
         if self.loss is None:
             self.loss = value
         return gradient  # type: ignore[no-any-return]
@@ -200,7 +219,7 @@ class _BlockGradient:
         """What the model makes of the batch at ``point``, without gradient."""
         self._calls.check()
         return Forward(
-            *stacked(lambda points: self._gradients.forward(points, self._batches), point)
+            *self._call(lambda points: self._gradients.forward(points, self._batches), point)
         )
 
 

@@ -15,8 +15,8 @@ from hpcfl.algorithms.base import Client
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
 from hpcfl.data.partition import ExampleRows
-from hpcfl.local.block_batches import BatchMaker, BlockBatches
-from hpcfl.local.examples import InMemory, example_source
+from hpcfl.local.block_batches import MAX_INDICES, BatchMaker, BlockBatches
+from hpcfl.local.examples import InMemory, example_source, resident
 from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
 from hpcfl.local.step import BatchIndices, ClientTask, Local, number
 from hpcfl.models.losses import terms
@@ -66,9 +66,9 @@ class ClientPool:
         count_labels: int | None = None,
     ) -> None:
         dataset, self._rows, self._held_out = data
-        # A mapped file may be larger than the device, and a run may need a small part of it.
-        resident = not dataset.mapped
-        self._source = example_source(dataset.train, data.rows, device, resident=resident)
+        self.train = resident(dataset.train, device, mapped=dataset.mapped)
+        """All training examples, on the device where they fit."""
+        self._source = example_source(self.train, data.rows, device)
         self._loss = dataset.loss
         self._transform, self._personal = dataset.transform, dataset.personal
         augments(self._transform)  # refuse a wrong transform now, not in the first round
@@ -80,6 +80,7 @@ class ClientPool:
         self._no_gradient = torch.empty(0, dtype=dtype, device=device)
         self.examples = [len(rows) for rows in data.rows]
         """n_i of every client."""
+        self._made: dict[tuple[int, int, int], list[BatchIndices]] = {}  # by client, round, steps
         self._elapsed_s = 0.0
 
     def __len__(self) -> int:
@@ -88,6 +89,22 @@ class ClientPool:
     def prefetch(self, clients: Sequence[int]) -> None:
         """Start to read these clients' examples, in this order, where they are in a file."""
         self._source.prefetch(clients)
+
+    def make_ahead(self, clients: Sequence[int], round: int) -> None:
+        """Make the batch indices of the next round now, where a GPU trains meanwhile.
+
+        Up to ``MAX_INDICES``; the tasks of that round take them, and make the others.
+        """
+        self._made.clear()
+        left = MAX_INDICES if self._device.type == "cuda" else 0
+        for client in clients:
+            left -= int(self.examples_per_round[client])
+            if left < 0:
+                return
+            count = self.examples[client]
+            steps = self._steps(count)
+            indices = self._make_indices(client, round, count, steps)
+            self._made[client, round, steps] = list(indices)
 
     def pop_elapsed_s(self) -> float:
         """Seconds that making the batches of training took since the last call."""
@@ -188,6 +205,20 @@ class ClientPool:
             drop_last=local.drop_last,
         )
 
+    @property
+    def with_batch_of_one(self) -> int | None:
+        """The first client that takes a local step on a batch of one example; None: none does."""
+        lone = self._by_size(lambda count: int(self._has_batch_of_one(count)))
+        return int(lone.argmax()) if lone.any() else None
+
+    def _has_batch_of_one(self, count: int) -> bool:
+        """Whether a client of ``count`` examples has such a batch in a round."""
+        size, drop_last = self._batch_size or count, self._local.drop_last
+        last_step = steps_of_passes(count, batch_size=size, epochs=1, drop_last=drop_last)
+        if min(count, size) == 1:
+            return True
+        return count % size == 1 and not drop_last and self._steps(count) >= last_step
+
     @cached_property
     def steps_per_round(self) -> IntArray:
         """[N], the local steps of a round of every client."""
@@ -238,6 +269,12 @@ class ClientPool:
         self, client: int, round: int, count: int, steps: int
     ) -> Iterator[BatchIndices]:
         """The indices of ``steps`` local steps of a client of ``count`` examples."""
+        made = self._made.pop((client, round, steps), None)
+        yield from self._make_indices(client, round, count, steps) if made is None else made
+
+    def _make_indices(
+        self, client: int, round: int, count: int, steps: int
+    ) -> Iterator[BatchIndices]:
         cut: Any = {"batch_size": self._batch_size, "drop_last": self._local.drop_last}
         shuffle = partial(stream, self.seed, "shuffle", round, client)
         batches = order(count, steps=steps, generator=shuffle, **cut)

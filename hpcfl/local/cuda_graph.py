@@ -20,12 +20,12 @@ class CudaGraphStep:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._captured: _Captured | None = None
+        self._captured: Captured | None = None
 
     def __call__(self, *trees: Any) -> Any:
         """The function's value."""
         if self._captured is None:
-            self._captured = _capture(self._function, trees)
+            self._captured = capture(self._function, trees, torch.cuda.Stream())  # type: ignore[no-untyped-call]
             # It may hold this object: without a circle the graph's memory is freed with its owner.
             del self._function
         captured = self._captured
@@ -35,18 +35,14 @@ class CudaGraphStep:
         return captured.outputs
 
 
-def _warm_up(function: Callable[..., Any], trees: Any) -> None:
-    """Call it on another stream, as PyTorch requires before a capture.
-
-    The function is pure: these calls change no result.
-    """
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def _warm_up(function: Callable[..., Any], trees: Any, stream: torch.cuda.Stream) -> None:
+    """Call it on another stream than the current one, as PyTorch requires before a capture."""
     current = torch.cuda.current_stream()
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
         for _ in range(WARMUP_CALLS):
             function(*trees)
-    current.wait_stream(side)
+    current.wait_stream(stream)
 
 
 @contextmanager
@@ -62,7 +58,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Captured(NamedTuple):
+class Captured(NamedTuple):
     """A graph, and the tensors that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
@@ -70,18 +66,23 @@ class _Captured(NamedTuple):
     outputs: Any
 
 
-def _capture(function: Callable[..., Any], trees: Any) -> _Captured:
-    _warm_up(function, trees)
+def capture(function: Callable[..., Any], trees: Any, stream: torch.cuda.Stream) -> Captured:
+    """Capture a function of trees of tensors on a stream that no other graph is captured on.
+
+    Graphs of one stream share workspaces of cuBLAS, and the end of one would free it under the
+    others.
+    """
+    _warm_up(function, trees, stream)
     leaves, spec = tree_flatten(trees)
     inputs = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
     graph = torch.cuda.CUDAGraph()
     # Other threads may free pinned memory or poll NCCL meanwhile: in the default mode "global" any
     # such call makes the capture fail.
-    stream, raised = torch.cuda.current_stream(), None
+    current, raised = torch.cuda.current_stream(), None
     try:
         with (
             _no_garbage_collection(),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
         ):
             try:
                 outputs = function(*tree_unflatten(inputs, spec))
@@ -90,6 +91,6 @@ def _capture(function: Callable[..., Any], trees: Any) -> _Captured:
                 raise
     except Exception as e:  # noqa: BLE001 - it, or its cause, is raised again
         # The end of a failed capture raises an error of its own, and leaves its stream current.
-        torch.cuda.set_stream(stream)
+        torch.cuda.set_stream(current)
         raise raised or e from None
-    return _Captured(graph, inputs, outputs)
+    return Captured(graph, inputs, outputs)

@@ -17,6 +17,7 @@ from torch import Tensor
 from hpcfl.data.partition import ExampleRows
 from hpcfl.types import Batch, Examples, Stored
 
+RESIDENT_SHARE = 0.5  # of a GPU's free memory; models, activations and batches need the rest
 READ_CHUNK = 16  # examples that one thread reads at a time
 READ_AHEAD = 2  # clients, or batches, that are read before they are needed
 # Up to so many bytes of inputs a client is read all at once, and kept for its whole round; a larger
@@ -40,21 +41,37 @@ class ExampleSource(Protocol):
         ...
 
 
+def resident(examples: Examples, device: torch.device, *, mapped: bool) -> Examples:
+    """The examples on the GPU, where they are in memory and fit; else as they are.
+
+    Args:
+        examples: all of a set, or those that this function returned for it.
+        device: of their batches.
+        mapped: whether they are in a file that is mapped into memory: it may be larger than the
+            device, and a run may need a small part of it.
+    """
+    inputs, labels = examples
+    here = labels.device.type == device.type
+    if here or mapped or not isinstance(inputs, Tensor):
+        return examples
+    free, _ = torch.cuda.mem_get_info(device)
+    if inputs.nbytes + labels.nbytes > RESIDENT_SHARE * free:
+        return examples
+    return Examples(inputs.to(device), labels.to(device))
+
+
 def example_source(
-    examples: Examples, rows: Sequence[ExampleRows], device: torch.device, *, resident: bool
+    examples: Examples, rows: Sequence[ExampleRows], device: torch.device
 ) -> ExampleSource:
     """The source of these examples, of which client i holds ``rows[i]``.
 
     Args:
-        examples: all of them.
+        examples: all of them, see ``resident``.
         rows: of each client.
         device: of the batches.
-        resident: whether to keep examples that are in memory on the device.
     """
     if isinstance(examples.inputs, Tensor):
-        where = device if resident else torch.device("cpu")
-        inputs, labels = examples.inputs.to(where), examples.labels.to(where)
-        return InMemory(inputs, labels, rows, device)
+        return InMemory(examples.inputs, examples.labels, rows, device)
     return FromFile(examples.inputs, examples.labels, rows, device)
 
 

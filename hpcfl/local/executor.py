@@ -1,4 +1,4 @@
-"""The interface of executors, and how the block executor is built."""
+"""The interface of executors, and how those for many clients at once are built."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -9,6 +9,7 @@ from hpcfl.local.block import Block, StepFunction
 from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.cuda_graph import CudaGraphStep
+from hpcfl.local.lanes import LaneGradients, Lanes
 from hpcfl.local.layers import PAD_MULTIPLE
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.local.sequential import Sequential
@@ -63,11 +64,38 @@ def block_executor(
         "products" if cuda else "grouped",
         bf16=gradient.bf16,
         clip=gradient.clip,
+        statistics=gradient.statistics,
     )
     gradients.probe(x, clients.examples_to_try())
     width = padded_width(clients.width, x.device, bf16=gradient.bf16)
     batches = PaddedBatches(size, width, clients.block_batches())
     return Block(sequential, gradients, batches, shared, CudaGraphStep if cuda else _unchanged)
+
+
+def lane_executor(sequential: Sequential, clients: ClientPool, x: Vector, *, size: int) -> Lanes:
+    """The executor of ``size`` lanes, for a GPU.
+
+    Args:
+        sequential: whose algorithm, model, loss and precision it takes.
+        clients: give the width of the widest batch, and an example.
+        x: [P], any point: the model is tried there.
+        size: K.
+
+    Raises:
+        Exception: whatever the model raises where it cannot be computed for padded batches.
+    """
+    gradient = sequential.gradient
+    gradients = LaneGradients(
+        gradient.model,
+        gradient.loss,
+        bf16=gradient.bf16,
+        clip=gradient.clip,
+        statistics=gradient.statistics,
+    )
+    pair = clients.examples_to_try()
+    gradients.probe(x, pair)
+    batches = PaddedBatches(size, clients.width, clients.block_batches())
+    return Lanes(sequential, gradients, batches, pair, int(clients.steps_per_round.max()))
 
 
 def padded_width(examples: int, device: torch.device, *, bf16: bool) -> int:

@@ -19,7 +19,7 @@ from hpcfl.local.step import (
 from hpcfl.optim import Descent, Sgd
 from hpcfl.types import Vector
 
-_STEP_HOOKS = ("first_point", "start_point", "gradient_point", "direction", "step_scale")
+_STEP_HOOKS = ("start_point", "gradient_point", "direction", "step_scale")
 
 
 class Sequential:
@@ -69,14 +69,30 @@ class Sequential:
             for task, state in zip(tasks, states, strict=True)
         ]
 
+    def begin(self, message: Any, task: ClientTask, state: Any) -> tuple[Vector, Any, Any]:
+        """A client's first point, its local quantities and the state of its optimiser."""
+        with client_errors(task, "begin"):
+            local = self.algorithm.begin(message, state, task.client)
+            first = self.algorithm.first_point(message, state, task.client)
+            return first, local, self.descent.init(first)
+
+    def finish(
+        self, message: Any, task: ClientTask, state: Any, y: Vector, local: Any
+    ) -> tuple[Any, Any]:
+        """A client's upload and new state."""
+        with client_errors(task, "finish"):
+            wanted = self.algorithm.client_draws
+            draws = drawn(wanted, y, task.seed, task.round, task.client_id)
+            client = task.client._replace(draws=draws)
+            upload, after = self.algorithm.finish(y, local, message, state, client)
+        return upload, after
+
     def _train_one(
         self, message: Any, task: ClientTask, state: Any, local_models: bool
     ) -> ClientResult:
         algorithm, gradient, client = self.algorithm, self.gradient, task.client
-        with client_errors(task, "begin"):
-            local = algorithm.begin(message, state, client)
-            first = algorithm.first_point(message, state, client)
-        y, optimizer = first.clone(), self.descent.init(first)
+        first, local, optimizer = self.begin(message, task, state)
+        y = first.clone()
         loss = torch.zeros((), dtype=torch.float64, device=y.device)
         lr, steps = float(client.lr), int(client.steps)
         with client_errors(task, "step") as at:
@@ -101,8 +117,5 @@ class Sequential:
                     y = torch.add(step.start, step.along, alpha=-step.scale * lr)
                 else:
                     torch.add(step.start, step.along, alpha=-step.scale * lr, out=y)
-        with client_errors(task, "finish"):
-            draws = drawn(algorithm.client_draws, y, task.seed, task.round, task.client_id)
-            client = client._replace(draws=draws)
-            upload, after = algorithm.finish(y, local, message, state, client)
+        upload, after = self.finish(message, task, state, y, local)
         return ClientResult(upload, after, loss / steps, y if local_models else y.new_empty(0))

@@ -24,6 +24,7 @@ from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
 from hpcfl.models.flat_vector import last_dense, layout_of, trained
 from hpcfl.models.losses import TermLoss, label_mask, widen
+from hpcfl.models.statistics import RunningStatistics
 from hpcfl.optim import Descent, OptimizerConfig, Sgd
 from hpcfl.types import (
     Batch,
@@ -224,7 +225,7 @@ class LayerSeeds:
 
     def __init__(self, model: nn.Module) -> None:
         self._dropouts = dropouts(model)
-        self._generators = _default_generators(next(iter(trained(model).values())).device)
+        self._generators = default_generators(next(iter(trained(model).values())).device)
 
     def __call__(self, seed: int) -> None:
         """Begin a local step of this seed."""
@@ -236,7 +237,7 @@ class LayerSeeds:
                 dropout.begin(common)
 
 
-def _default_generators(device: torch.device) -> list[torch.Generator]:
+def default_generators(device: torch.device) -> list[torch.Generator]:
     """The generators from which layers on ``device`` draw; beside a GPU's that of the CPU, too.
 
     They are seeded alone, as ``torch.manual_seed`` seeds every device, which takes as long as a
@@ -247,17 +248,52 @@ def _default_generators(device: torch.device) -> list[torch.Generator]:
     return [torch.default_generator]
 
 
+@contextmanager
+def unchanged(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Around a forward pass: check that it leaves the parameters as they are.
+
+    Raises:
+        BrokenRuleError: it does not.
+    """
+    before = [parameter._version for parameter in parameters]
+    yield
+    if before != [parameter._version for parameter in parameters]:
+        raise BrokenRuleError(
+            "its forward pass changes its parameters in place, as an embedding with max_norm "
+            "does; let the local steps alone change them"
+        )
+
+
 class Gradient:
     """The gradient of a model's mean loss at any flat vector.
 
     The model's parameters become views of the vector, so that nothing is copied; where the same
     vector comes again, changed in place (the executor's ``y``), they are its views already.
+
+    Where the model has running statistics [Q], it is evaluated at a point [P + Q], which has them
+    behind the parameters, or at one of [P] by those that it was made with.
+
+    Args:
+        model: whose parameters and statistics become views.
+        loss: of a batch.
+        bf16: whether to autocast to bfloat16.
+        clip: the largest norm of a stochastic gradient.
+        statistics: the model's, if batches move any.
     """
 
     def __init__(
-        self, model: nn.Module, loss: TermLoss, *, bf16: bool = False, clip: float | None = None
+        self,
+        model: nn.Module,
+        loss: TermLoss,
+        *,
+        bf16: bool = False,
+        clip: float | None = None,
+        statistics: RunningStatistics | None = None,
     ) -> None:
         self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
+        self.statistics = statistics
+        self._uncounted = nullcontext if statistics is None else statistics.uncounted
+        self._always_in_evaluation = [layer for layer in model.modules() if not layer.training]
         self._layout, self._last_dense = layout_of(model), last_dense(model)
         self._parameters: list[Tensor] = list(trained(model).values())
         self._precision = (
@@ -320,30 +356,37 @@ class Gradient:
     def full(
         self, points: Sequence[Vector], batches: Iterable[tuple[int, Batch]]
     ) -> tuple[Vector, ...]:
-        """The gradients of the mean loss over all batches: no dropout, no clipping.
+        """The gradients [P] of the mean loss over all batches: no dropout, no clipping.
 
         Zero where all labels are padding.
 
         Args:
-            points: [P] each; one pass over the batches serves them all.
+            points: [P] or [P + Q] each; one pass over the batches serves them all.
             batches: each with the number of terms of its mean loss, by which it is weighted.
         """
         self.model.eval()
-        totals, count = tuple(map(torch.zeros_like, points)), 0
+        totals, count = tuple(p.new_zeros(self._layout.total) for p in points), 0
         with _recurrent_layers_in_training(self.model, self._parameters[0].device):
             for terms, batch in batches:
                 for point, total in zip(points, totals, strict=True):
+                    self._load_statistics(point)
                     total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
                 count += terms
-        self.model.train()
+        self._train()
         return tuple(total.div_(max(count, 1)) for total in totals)
 
     def predict(self, x: Vector, inputs: Tensor) -> Tensor:
-        """The model's outputs at ``x`` in the run's precision: no dropout, no gradient."""
+        """The model's outputs at ``x`` in the run's precision: no dropout, no gradient.
+
+        Args:
+            x: [P] or [P + Q].
+            inputs: of a batch.
+        """
         self.model.eval()
+        self._load_statistics(x)
         with torch.no_grad():
             outputs = self._outputs(x, inputs)
-        self.model.train()
+        self._train()
         return outputs
 
     def unused(self, x: Vector, batch: Batch) -> list[int]:
@@ -354,19 +397,25 @@ class Gradient:
         )
         return [number for number, grad in enumerate(grads) if grad is None]
 
+    def _train(self) -> None:
+        """End an evaluation; layers that were in evaluation mode at the beginning stay in it."""
+        self.model.train()
+        for layer in self._always_in_evaluation:
+            layer.train(mode=False)
+
+    def _load_statistics(self, point: Vector) -> None:
+        if self.statistics is not None:
+            own = point[self._layout.total :]
+            self.statistics.load(own if len(own) else self.statistics.initial)
+
     def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
         if x is not self._viewed:
-            for parameter, view in zip(self._parameters, self._layout.views(x), strict=True):
+            views = self._layout.views(x[: self._layout.total])
+            for parameter, view in zip(self._parameters, views, strict=True):
                 parameter.data = view
             self._viewed = x
-        before = [parameter._version for parameter in self._parameters]
-        with self._precision():
+        with unchanged(self._parameters), self._precision(), self._uncounted():
             outputs: Tensor = self.model(inputs)
-        if before != [parameter._version for parameter in self._parameters]:
-            raise BrokenRuleError(
-                "its forward pass changes its parameters in place, as an embedding with max_norm "
-                "does; let the local steps alone change them"
-            )
         return outputs
 
     def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
@@ -393,7 +442,11 @@ def clipped(gradients: Tensor, clip: float) -> Tensor:
 
 
 def as_forward(
-    loss: TermLoss, outputs: Tensor, labels: Tensor, features: Sequence[Tensor]
+    loss: TermLoss,
+    outputs: Tensor,
+    labels: Tensor,
+    features: Sequence[Tensor],
+    counts: Tensor | None = None,
 ) -> Forward:
     """What hooks see of a batch: everything in float32 or wider.
 
@@ -402,14 +455,17 @@ def as_forward(
         outputs: of the model.
         labels: of the batch.
         features: what the last dense layer was called with; none without such a layer.
+        counts: [B], 1 for an example and 0 for padding; None where nothing is padded.
     """
     wide = widen(outputs)
+    present = wide.new_ones(len(labels)) if counts is None else counts.to(wide.dtype)
     return Forward(
         wide,
         labels,
         label_mask(wide, labels, loss.name),
         loss.terms(wide, labels),
         widen(features[-1]) if features else wide.new_zeros(0),
+        present,
     )
 
 
@@ -461,21 +517,27 @@ class OneAtATime:
 class BatchGradient:
     """The gradient of one step's batch: see ``Grad``, which a hook may call several times."""
 
-    __slots__ = ("_batch", "_calls", "_gradient", "_seed", "loss")
+    __slots__ = ("_batch", "_calls", "_gradient", "_seed", "loss", "statistics")
 
     def __init__(self, gradient: Gradient, batch: Batch, seed: int) -> None:
         self._gradient, self._batch, self._seed = gradient, batch, seed
         self._calls = OneAtATime()
         self.loss: Tensor | None = None  # of the job, at the point of the first call
+        self.statistics: Vector | None = None  # [Q], which the first call moves; or None
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
         """The gradient at ``point``."""
         self._calls.check()
+        moved = self._gradient.statistics if self.loss is None else None
+        if moved is not None and self.statistics is not None:
+            moved.load(self.statistics)
         if loss is None:
             value, grad = self._gradient.stochastic(point, self._batch, self._seed)
         else:
             terms = self._calls.guarded(loss)
             value, grad = self._gradient.of_terms(point, self._batch, self._seed, terms)
+        if moved is not None:
+            self.statistics = moved.taken()
         if self.loss is None:
             self.loss = value
         return grad

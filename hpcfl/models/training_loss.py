@@ -1,6 +1,10 @@
 """The loss of a job: that of its data, another for classes, or a function of the user's.
 
 Its terms are computed in float32 or wider, one for each example (or label of a text).
+
+Label smoothing: Szegedy, Vanhoucke, Ioffe, Shlens, Wojna. Rethinking the Inception Architecture for
+Computer Vision. CVPR 2016, section 7. arXiv:1512.00567.  Focal: Lin, Goyal, Girshick, He, Dollar.
+Focal Loss for Dense Object Detection. ICCV 2017, equation 4. arXiv:1708.02002
 """
 
 from abc import abstractmethod
@@ -49,7 +53,7 @@ class LabelSmoothing(TrainingLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class Focal(TrainingLoss):
-    """Cross-entropy times (1 - p)^gamma (Lin et al., 2017, equation 4)."""
+    """Cross-entropy times (1 - p)^gamma (Lin et al., 2017)."""
 
     kind: Literal["focal"] = "focal"
     gamma: NonNegative = 2.0

@@ -237,7 +237,10 @@ def _speed(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield "time", ", ".join(f"{name} {share:.1%}" for name, share in phases if share >= LEAST)
     imbalance = timing.imbalance(lines)
     if imbalance is not None:
-        yield "imbalance", f"the busiest rank worked {imbalance:.2f} times as long as the mean one"
+        slowest = timing.slowest_rank(lines)
+        which = f"; rank {slowest[0]} was it in {slowest[1]:.0%} of the rounds" if slowest else ""
+        ratio = f"the busiest rank worked {imbalance:.2f} times as long as the mean one"
+        yield "imbalance", ratio + which
 
 
 def _recent(run: RunRecord) -> Sequence[Mapping[str, Any]]:

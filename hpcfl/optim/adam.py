@@ -5,8 +5,9 @@
     adam:  d + weight_decay point takes the place of d           (coupled)
     adamw: weight_decay point is added to along                  (decoupled)
 
-Kingma, Ba. Adam. ICLR 2015, algorithm 1. arXiv:1412.6980; Loshchilov, Hutter. Decoupled Weight
-Decay Regularization. ICLR 2019, algorithm 2, the schedule in eta. arXiv:1711.05101
+Kingma, Ba. Adam: A Method for Stochastic Optimization. ICLR 2015, algorithm 1. arXiv:1412.6980;
+Loshchilov, Hutter. Decoupled Weight Decay Regularization. ICLR 2019, algorithm 2, the schedule in
+eta. arXiv:1711.05101
 """
 
 from dataclasses import dataclass

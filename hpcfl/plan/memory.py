@@ -13,6 +13,7 @@ from hpcfl.io.memory import number, return_freed_memory
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
 from hpcfl.models.flat_vector import layout_of
+from hpcfl.models.statistics import normalises_batches
 from hpcfl.plan.full_gradients import diagnosed_rounds, full_gradient_means, full_gradients
 from hpcfl.setup.client_store import GIB
 from hpcfl.setup.components import Components
@@ -58,9 +59,13 @@ class Activations(NamedTuple):
 
 
 def probe(components: Components) -> Activations:
-    """Measure the activations of a gradient of one example, and of two; the difference is one's."""
-    (one, largest), (two, _) = _kept(components, 1), _kept(components, 2)
-    return Activations(two - one, largest)
+    """Measure the activations of a gradient of one example, and of two; the difference is one's.
+
+    Batch normalisation may have no gradient of one: then of two, and of three.
+    """
+    least = 2 if normalises_batches(components.model) else 1
+    (fewer, largest), (more, _) = _kept(components, least), _kept(components, least + 1)
+    return Activations(more - fewer, largest // least)
 
 
 def _kept(components: Components, examples: int) -> tuple[int, int]:
@@ -166,9 +171,11 @@ def memory(
     whole, largest = job.evaluate.batch_size, max(map(len, components.rows))
     # Of each client that trains, in vectors: the state of its optimiser.
     optimizer = -(-nbytes(components.descent.init(components.x0.to("meta"))) // vector)
-    batch, vectors, inputs = _batch(components), TRAINING + optimizer, 0
+    batch, vectors, inputs, graphs = _batch(components), TRAINING + optimizer, 0, 1
     if job.executor != "sequential":
-        vectors = (BLOCK_TRAINING + optimizer) * components.concurrent_clients
+        # A CUDA graph keeps its memory, and fine-tuning has one of its own.
+        graphs += components.device.type == "cuda" and components.tuning_steps > 0
+        vectors = (BLOCK_TRAINING + optimizer) * components.concurrent_clients * graphs
         batch = padded_width(batch, components.device, bf16=job.precision == "bf16")
         inputs = (
             COPIES
@@ -178,7 +185,7 @@ def memory(
         )
     if gradients or components.algorithm.warm_start:
         batch = max(batch, min(whole, largest))
-    trained = components.concurrent_clients * batch * activations.kept + inputs
+    trained = graphs * (components.concurrent_clients * batch * activations.kept + inputs)
     # The model before the last round, and on rank 0 the best one.
     extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
     # A checkpoint's copy of the server, and its file in memory, while it is written.

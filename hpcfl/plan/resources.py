@@ -55,6 +55,8 @@ class Plan:
     """Local steps of a client and round, least and most."""
     gradients: int
     """Gradients of a step."""
+    forwards: int
+    """Forward passes of a step beside them."""
     full_gradient_rounds: int
     """Rounds in which a client takes gradients over all its examples too."""
     full_gradients: int
@@ -64,6 +66,8 @@ class Plan:
     validation: int
     """Validation examples of an evaluation."""
     evaluations: int
+    tuning_steps: int
+    """Of each client in an evaluation, before its own model is scored."""
     traffic: Traffic
     """Of a client in a round."""
     warm_start: Traffic
@@ -128,11 +132,13 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         visits=usage.visits,
         steps=(int(steps.min()), int(steps.max())),
         gradients=schema.gradients,
+        forwards=schema.forwards,
         full_gradient_rounds=full_gradient_rounds(components),
         full_gradients=full_gradients(components),
         tests=len(components.tests()),
         validation=len(components.validation()),
         evaluations=job.evaluate.count(job.rounds),
+        tuning_steps=components.tuning_steps,
         traffic=traffic(components.algorithm, schema),
         warm_start=_warm_start_traffic(components),
         counted=components.algorithm.traffic_note,
@@ -144,7 +150,7 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
             _share(components, usage, rank, int(members), process, activations)
             for rank, members in enumerate(most_trained(components, usage))
         ),
-        accountant=accountant(components.algorithm, job.cohort, len(population)),
+        accountant=accountant(job.algorithm, job.cohort, len(population)),
     )
 
 

@@ -17,7 +17,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.errors import JobError
-from hpcfl.evaluation.privacy import INSTALL, Accountant
+from hpcfl.evaluation.privacy import Accountant
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan import rank_counts
@@ -90,8 +90,9 @@ def make_plan(
         return _make_plan(
             loaded, ranks or 1, out, None, sizes, ranks_per_node, words, epsilon, others
         )
-    comms = loaded.job.comm
-    with group(connect(comms.backend, device_type(loaded.job), comms.timeout_s)) as comm:
+    job, comms = loaded.job, loaded.job.comm
+    exact, device = job.reduction == "exact", device_type(job)
+    with group(connect(comms.backend, device, comms.timeout_s, exact=exact)) as comm:
         most = ranks or comm.size
         return _make_plan(loaded, most, out, comm, sizes, ranks_per_node, words, epsilon, others)
 
@@ -249,6 +250,9 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     whole = f"and {over_all} over all its examples" if found.full_gradient_rounds else ""
     always = f", {whole}" if found.full_gradient_rounds == found.rounds else ""
     each = "a gradient" if found.gradients == 1 else f"{found.gradients} gradients"
+    if found.forwards:
+        passes = "pass" if found.forwards == 1 else "passes"
+        each += f" and {found.forwards} forward {passes}"
     yield "local work", f"{steps} steps of {each} per client and round{always}"
     if whole and not always:
         yield "", f"{whole}, in {found.full_gradient_rounds} of the rounds"
@@ -262,6 +266,12 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
         yield (
             "evaluation",
             f"{found.tests} test and {found.validation} validation examples, "
+            f"{found.evaluations} times",
+        )
+    if found.tuning_steps:
+        yield (
+            "fine-tuning",
+            f"{found.tuning_steps} steps of each of {found.population} clients, "
             f"{found.evaluations} times",
         )
     visit, in_all = found.traffic, found.in_all
@@ -285,8 +295,8 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
 
 def _privacy(found: Accountant, rounds: int) -> str:
     """Epsilon after all rounds, and what it means."""
-    if not found.computable:
-        return f"epsilon is not computed: dp-accounting is not installed; {INSTALL}"
+    if why := found.why_none:
+        return f"epsilon is not computed: {why}"
     return f"epsilon {found.epsilon(rounds):.4g} for delta {found.delta:.3g}: {found.bound}"
 
 

@@ -23,7 +23,7 @@ An all-reduce costs 2 ceil(log2 R) messages (up a tree and down) and sends the v
 but for a rank's own part (reduce-scatter and all-gather), which no algorithm can do with less.  A
 round takes M means: of its uploads, and of full gradients where the server has them (P counts the
 numbers of all).  A mean has two all-reduces, a small one and that of the sum.  The evaluation is
-spread: ceil(tests / R) test_s.
+spread: ceil(tests / R) test_s; and with fine-tuning of k steps ceil(N / R) (k step_s + visit_s).
 
 Left out: checkpoints, which are written in the background; reading data ahead, which must keep up;
 the start; ranks that wait for a slow neighbour by chance.
@@ -103,6 +103,8 @@ class Work:
     """Examples of an evaluation."""
     rounds: int
     evaluations: int
+    tuning_steps: int = 0
+    """Of each client in an evaluation, before its own model is scored."""
     warm_start: "Work | None" = None
     """The work of the pass over all clients before round 1, whose rounds are its groups."""
 
@@ -165,6 +167,7 @@ def work(components: Components) -> Work:
         tests=_evaluated(components),
         rounds=job.rounds,
         evaluations=job.evaluate.count(job.rounds),
+        tuning_steps=components.tuning_steps,
     )
     groups = components.warm_start_groups
     if not groups:
@@ -216,6 +219,9 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
         exchange += 2 * (ranks - 1) / ranks * 8 * size / costs.bandwidth
     convert += size * costs.restore_s
     evaluate = ceil(asked.tests / ranks) * costs.test_s
+    if asked.tuning_steps:
+        each = asked.tuning_steps * costs.step_s + costs.visit_s
+        evaluate += ceil(len(asked.examples) / ranks) * each
     one = train + convert + exchange + ship + costs.round_s
     hours = (asked.rounds * one + asked.evaluations * evaluate) / 3600
     if asked.warm_start is not None:

@@ -1,6 +1,7 @@
 """Split the wall time of a run by phase, from its log."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from hpcfl.engine.timing import PHASES
 from hpcfl.report.columns import duration
 from hpcfl.report.groups import labels
 from hpcfl.report.table import Report, Table, Value
+from hpcfl.run_dir.log import OF_RANKS, SLOWEST
 from hpcfl.run_dir.record import RunRecord
 
 Lines = Iterable[Mapping[str, Any]]  # of a log
@@ -44,6 +46,23 @@ def imbalance(lines: Lines) -> float | None:
     """The slowest rank's work over the mean one's, on average; None if no line has it."""
     found = [line["imbalance"] for line in lines if _number(line, "imbalance")]
     return math.fsum(found) / len(found) if found else None
+
+
+def slowest_rank(lines: Lines) -> tuple[int, float] | None:
+    """The rank that most often worked longest, and in which share of the lines; None without any.
+
+    A line has the numbers of all ranks, or of many ranks the slowest one's.
+    """
+    ranks: Counter[int] = Counter()
+    for line in lines:
+        if line.get(OF_RANKS):
+            ranks[line[OF_RANKS].index(max(line[OF_RANKS]))] += 1
+        elif SLOWEST in line:
+            ranks[line[SLOWEST]] += 1
+    if not ranks:
+        return None
+    ((rank, often),) = ranks.most_common(1)
+    return rank, often / ranks.total()
 
 
 def by_phase(runs: Sequence[RunRecord]) -> Report:

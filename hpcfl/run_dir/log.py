@@ -31,7 +31,22 @@ class LogPosition(NamedTuple):
 
 NOTHING = LogPosition(0, 0)
 Line = Mapping[str, float | int | Sequence[float] | None]
-OF_RANKS = "busy_s"  # the only key whose value is a list: a number for each rank
+OF_RANKS, QUANTILES, SLOWEST = "busy_s", "busy_quantiles_s", "slowest_rank"
+_LISTS = (OF_RANKS, QUANTILES)  # the keys whose value is a list
+MANY_RANKS = 64  # above so many a line has not the numbers of all: it would be kilobytes long
+
+
+def of_ranks(busy: Sequence[float]) -> dict[str, float | Sequence[float]]:
+    """The part of a line that says how long each rank worked; of many ranks, the quartiles.
+
+    Args:
+        busy: seconds, by rank; empty where there is nothing to say.
+    """
+    if len(busy) <= MANY_RANKS:
+        return {OF_RANKS: busy} if busy else {}
+    ascending, last = sorted(busy), len(busy) - 1
+    quartiles = [ascending[round(part * last / 4)] for part in range(5)]
+    return {QUANTILES: quartiles, SLOWEST: busy.index(ascending[-1])}
 
 
 class AppendedFile:
@@ -218,7 +233,7 @@ class LogReader:
         if not isinstance(entry, dict) or type(entry.get("round")) is not int:
             raise StoreError(f'{where}: found no object with a whole number "round"')
         for key, value in entry.items():
-            values = value if key == OF_RANKS and isinstance(value, list) else [value]
+            values = value if key in _LISTS and isinstance(value, list) else [value]
             if not {type(value) for value in values} <= {int, float, NoneType}:
                 raise StoreError(f"{where}: {key} is {value!r:.60}, expected a number")
         return entry

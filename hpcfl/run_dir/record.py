@@ -12,7 +12,7 @@ from typing import Any, Literal
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.evaluation.config import metric_name
 from hpcfl.evaluation.divergence import Divergence, find_divergence
-from hpcfl.evaluation.score_names import METRIC_KEYS, SCORES, score_named
+from hpcfl.evaluation.score_names import METRIC_KEYS, OF_SERVER, SCORES, score_named
 from hpcfl.io.files import present
 from hpcfl.job.settings import BRANCH, Settings, flatten
 from hpcfl.job.yaml_file import plain, relative_to_run
@@ -117,10 +117,12 @@ class RunRecord:
 
     @property
     def metric_keys(self) -> tuple[str, ...]:
-        """The keys of the log that the user's metrics may have, see ``hpcfl.evaluation``."""
+        """The keys that the user's metrics may have, and those of the algorithm's own numbers."""
         paths = self.settings.get("evaluate.metrics") or ()
         names = [metric_name(path) for path in paths if isinstance(path, str)]
-        return tuple(key.format(name) for name in names for key in METRIC_KEYS)
+        last = self.log[-1] if self.log else ()
+        own = (key for key in last if key.startswith(OF_SERVER))
+        return (*(key.format(name) for name in names for key in METRIC_KEYS), *own)
 
     def curve(self, key: str) -> tuple[tuple[int, float], ...]:
         """(round, value) of every round whose line in the log has the key."""

@@ -12,7 +12,7 @@ from hpcfl.evaluation.client_rows import ClientRow
 from hpcfl.run_dir.client_table import ClientTable
 from hpcfl.run_dir.history import outcome_of
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, OF_RANKS, LogPosition, RunLog
+from hpcfl.run_dir.log import NOTHING, LogPosition, RunLog, of_ranks
 from hpcfl.runner.progress import Progress
 from hpcfl.types import Record, Vector
 
@@ -70,7 +70,7 @@ class Outputs:
             return
         if self._log is None or self._progress is None:
             raise RuntimeError("the log is not open yet")
-        self._log.write({**record, OF_RANKS: busy} if busy else record)
+        self._log.write({**record, **of_ranks(busy)})
         self._progress.round(record)
         if self.callbacks:
             self._comm.progress.phase = "in a callback"

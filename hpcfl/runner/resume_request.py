@@ -155,8 +155,9 @@ class ResumeRequest:
         older = [str(round) for round in retained_rounds if round <= asked]
         cure = f"; give rounds={done} or more"
         if older:
-            back = f"`hpcfl resume {root} rounds={asked} --round T`"
-            cure += f", or go back by {back}, T one of {', '.join(older)}"
+            cure += f", or go back by `hpcfl resume {root} rounds={asked} --round {older[-1]}`"
+        if len(older) > 1:
+            cure += f"; rounds {', '.join(older[:-1])} are kept too"
         raise JobError(f"rounds: {asked} are asked for, but {done} are done{cure}")
 
     @contextmanager

@@ -21,7 +21,7 @@ from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RunStart
 from hpcfl.engine.run import CheckpointState
 from hpcfl.evaluation import Clients, Evaluation
-from hpcfl.evaluation.privacy import INSTALL, accountant
+from hpcfl.evaluation.privacy import accountant
 from hpcfl.evaluation.stopping import StopRule
 from hpcfl.job.resume_rules import ending_fingerprint
 from hpcfl.job.settings import flatten
@@ -102,7 +102,7 @@ class RankSession:
         self._has_callbacks = bool(comm.bcast("yes" if callbacks else ""))
         self.ended: EarlyEnd | None = None
         job, clients = components.job, len(components.rows)
-        self._accountant = accountant(components.algorithm, job.cohort, clients)
+        self._accountant = accountant(job.algorithm, job.cohort, clients)
 
     @property
     def my_clients(self) -> list[int]:
@@ -135,7 +135,7 @@ class RankSession:
             self.my_clients,
             parts.weights,
             partial(parts.own_model, store),
-            partial(parts.personal_model, store, gradient),
+            partial(parts.personal_models, store, parts.fine_tuning(gradient)),
         )
         sets = {"test": parts.tests(), "validation": parts.validation()}
         self._evaluation = Evaluation(
@@ -179,7 +179,7 @@ class RankSession:
             self.stop.offer(round, scores)
         if self.components.job.evaluate.best and self.comm.rank == 0:
             self.checkpointer.best.offer(round, scores, x)
-        if self._accountant is None or not self._accountant.computable:
+        if self._accountant is None or self._accountant.why_none:
             return scores
         return {**scores, "epsilon": self._accountant.epsilon(round)}
 
@@ -243,8 +243,8 @@ class RankSession:
             parts.append(f"model.init left out {', '.join(components.missing_weights)}")
         if self.outputs.callbacks:
             parts.append(f"calls {', '.join(self.outputs.callbacks.names)}")
-        if self._accountant is not None and not self._accountant.computable:
-            parts.append(f"epsilon is not in the log: dp-accounting is not installed; {INSTALL}")
+        if self._accountant is not None and (why := self._accountant.why_none):
+            parts.append(f"epsilon is not in the log: {why}")
         if unscored:
             parts.append("held-out examples are not scored: evaluate.clients=true does")
         if job.evaluate.best and components.split.validation is None:

@@ -208,10 +208,9 @@ def _run(request: StartRequest) -> Result:
 
 def _connect(job: Job) -> WatchedComm:
     """Collective: step 1, join the ranks that the launcher started."""
-    config = job.comm
-    return WatchedComm(
-        connect(config.backend, device_type(job), config.timeout_s), config.timeout_s
-    )
+    config, exact = job.comm, job.reduction == "exact"
+    joined = connect(config.backend, device_type(job), config.timeout_s, exact=exact)
+    return WatchedComm(joined, config.timeout_s)
 
 
 def _agree(request: StartRequest, comm: WatchedComm) -> tuple[StartRequest, Ranks]:

@@ -36,14 +36,15 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
     size = components.job.block_size
     if begun_run is not None:
         job = load_run(begun_run).job
-        if job.executor == "block":  # a size that the user asks for may be refused as another job
-            return with_executor(components, "block", size or job.block_size), _line("block")
+        if job.executor in ("block", "lanes"):  # another size may be refused as another job
+            kept = with_executor(components, job.executor, size or job.block_size)
+            return kept, _line(job.executor)
         return with_executor(components, "sequential", None), _line(job.executor)
     executor, why = rule(components)
     if executor == "block":
         blocks = with_executor(components, "block", size)
         try:
-            check_block_executor(blocks)
+            check_executor(blocks)
         except JobError as e:
             if _out_of_memory(e):  # else the choice would depend on what else uses the GPU
                 raise
@@ -89,18 +90,19 @@ def with_executor(
     return components.changed(loaded=replace(loaded, job=job, tree=tree))
 
 
-def check_block_executor(components: Components) -> None:
-    """Check that blocks work: train two clients for a step, if the job's executor is ``block``.
+def check_executor(components: Components) -> None:
+    """Check that the executor works: train two clients for a step, if it takes many at once.
 
     It stands here and not in ``hpcfl.checks``, as ``executor: auto`` is decided by it, too.
 
     Raises:
-        JobError: the model or the algorithm does not work in blocks; without this check, round 1
-            would fail.
+        JobError: the model or the algorithm does not work for many clients at once; without this
+            check, round 1 would fail.
     """
-    if components.job.executor == "block":
+    executor = components.job.executor
+    if executor in ("block", "lanes"):
         # Two show what vmap over clients cannot do, and take less memory than a whole block.
-        two = with_executor(components, "block", min(2, len(components.rows)))
+        two = with_executor(components, executor, min(2, len(components.rows)))
         try:
             step_timer(two, two.executor(two.gradient()), 1)()
         except ClientError as e:

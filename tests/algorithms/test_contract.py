@@ -140,7 +140,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 client = client._replace(step=torch.tensor(float(k), dtype=torch.float64))
                 start = algorithm.start_point(y, local, client)
                 point = algorithm.gradient_point(y, start, local, client)
-                grad = TrialGrad(lambda z, c=centre: z - c, algorithm.facts.classes)
+                grad = TrialGrad(lambda z, c=centre: z - c, algorithm)
                 d, local = algorithm.direction(point, local, grad, client)
                 scale = algorithm.step_scale(y, local, client)
                 y = start - scale * 0.1 * (d + 0.01 * point)

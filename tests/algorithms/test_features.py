@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, softmax
 
 import hpcfl
-from hpcfl.algorithms.base import Nothing
+from hpcfl.algorithms.base import Nothing, Server
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import ClientError, JobError
 from hpcfl.local.executor import block_executor
@@ -192,3 +193,71 @@ def test_fedlc_has_a_loss_of_its_own(tmp_path):
         JobError, match=r"^algorithm\.name: fedlc has a loss of its own; remove loss: focal"
     ):
         hpcfl.run("quickstart", job, out=tmp_path / "run")
+
+
+class Centres(NamedTuple):
+    features: torch.Tensor  # [classes, F]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centred(FedAvg):
+    """Draws features to the batch's mean, and sends the sums of each class: as FedProto does."""
+
+    padded: bool = False  # whether padding counts too, which it must not
+
+    def begin(self, message, state, client):
+        return Centres(self._first(message.x))
+
+    def direction(self, point, local, grad, client):
+        made = grad.forward(point)
+        present = made.present.new_ones(len(made.present)) if self.padded else made.present
+        ones = (made.label_mask * present.unsqueeze(1)).to(point.dtype)
+
+        def terms(forward):
+            mean = (forward.features * present.unsqueeze(1)).sum(0) / present.sum()
+            return forward.losses + (forward.features - mean).square().mean(1)
+
+        return grad(point, terms), Centres(local.features + ones.T @ made.features)
+
+    def finish(self, y, local, message, state, client):
+        return Sums(message.x - y, local.features), state
+
+    def _first(self, x):
+        return x.new_zeros(3, self.layout.features)
+
+
+class Sums(NamedTuple):
+    delta: torch.Tensor
+    features: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collects(Centred):
+    """Adds the mean of what is sent to the model, so that a difference shows."""
+
+    def update(self, server, mean, cohort):
+        return Server(server.x - mean.delta + 1e-3 * mean.features.sum())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_padding_is_told_to_hooks_that_sum_over_a_batch(tmp_path, padded):
+    """Features are 6 wide and classes are 3; clients have unequal batches."""
+    job = {
+        "algorithm": {"name": Collects, "padded": padded},
+        "local": {"lr": LR, "epochs": 2, "batch_size": 3},
+        "cohort": {"kind": "cyclic", "size": PROBLEM.population},
+        "precision": "float64",
+        "rounds": 2,
+    }
+    data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
+    one, many = (
+        hpcfl.run(
+            "quickstart",
+            {**job, "executor": executor},
+            model=network(),
+            data=data,
+            out=tmp_path / executor,
+        ).x
+        for executor in ("sequential", "block")
+    )
+    assert ((one - many).abs().max() < 1e-12) == (not padded)

@@ -10,14 +10,29 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.cli.cite import references
 from hpcfl.data import SOURCES
 from hpcfl.models import MODELS
+from hpcfl.models.training_loss import TRAINING_LOSSES
+from hpcfl.optim import OPTIMIZERS
 
-REGISTERED = {"algorithm": ALGORITHMS, "model": MODELS, "data": SOURCES}
+REGISTERED = {
+    "algorithm": ALGORITHMS,
+    "model": MODELS,
+    "data": SOURCES,
+    "optimizer": OPTIMIZERS,
+    "loss": TRAINING_LOSSES,
+}
 ENTRIES = sorted({entry for entries in references().values() for entry in entries})
 # What no paper introduced, and the user's own files.
 WITHOUT = {
     *(f"model {name}" for name in ("linear", "logistic", "module", "point")),
     *(f"data {name}" for name in ("arrays", "huggingface", "image_folder", "stackexchange")),
+    *("optimizer own", "loss own"),
 }
+EXPLAINED = [
+    (what, name)
+    for what in ("algorithm", "optimizer", "loss")
+    for name in REGISTERED[what]
+    if f"{what} {name}" not in WITHOUT
+]
 
 
 def test_what_is_registered_has_an_entry_and_an_entry_is_of_what_is_registered():
@@ -42,12 +57,12 @@ def test_an_entry_is_well_formed(entry):
     assert re.search(r"^  title = \{.+\},$", entry, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_says_what_its_entry_says(name):
+@pytest.mark.parametrize(("what", "name"), EXPLAINED)
+def test_a_method_says_what_its_entry_says(what, name):
     """The docstring of its file has the surnames, the title and the arXiv number of an entry."""
-    said = " ".join((modules[ALGORITHMS[name].__module__].__doc__ or "").split()).lower()
+    said = " ".join((modules[REGISTERED[what][name].__module__].__doc__ or "").split()).lower()
     assert any(
-        all(part in said for part in _source(entry)) for entry in references()[f"algorithm {name}"]
+        all(part in said for part in _source(entry)) for entry in references()[f"{what} {name}"]
     )
 
 
@@ -72,6 +87,17 @@ def test_a_job_a_sweep_and_runs(job, tmp_path, hpcfl):
     assert found == ["mcmahan2017", "kingma2015"]
     assert hpcfl("run", job, "rounds=1", "--out", tmp_path / "runs" / "a").code == 0
     assert hpcfl("cite", tmp_path / "runs").text == done.text
+
+
+def test_the_optimizer_of_the_local_steps_and_the_loss(job, hpcfl):
+    text = job.read_text().replace("fedhbm", "fedavg")
+    text = text.replace("local: {", "local: {optimizer: adamw, ")
+    job.write_text(f"{text}loss: focal\n")
+    found = hpcfl("cite", job)
+    entries = ["mcmahan2017", "loshchilov2019", "lin2017"]
+    assert re.findall(r"@\w+{(\w+)", found.text) == entries
+    job.write_text(f"{text}loss: {{kind: own, of: torch.nn.functional.cross_entropy}}\n")
+    assert hpcfl("cite", job).out[-1] == "% loss torch.nn.functional.cross_entropy: no entry"
 
 
 def test_nothing_to_cite_is_refused(tmp_path, refused):

@@ -27,22 +27,30 @@ def nccl(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
 
-    def make(init):
+    def make(init, **sums):
         monkeypatch.setattr(dist, "init_process_group", init)
-        return Nccl(Launch(0, 1, 0, "none"), 60.0)
+        return Nccl(Launch(0, 1, 0, "none"), 60.0, **sums)
 
     return make
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, "^NVLS,NVLSTree"), ("Ring", "Ring")])
-def test_sums_in_the_switch_are_left_out_before_nccl_starts(nccl, monkeypatch, own, expected):
+@pytest.mark.parametrize(
+    ("own", "exact", "expected"),
+    [
+        (None, False, "^NVLS,NVLSTree"),
+        (None, True, None),
+        ("Ring", False, "Ring"),
+        ("Ring", True, "Ring"),
+    ],
+)
+def test_floats_are_not_added_in_the_switch(nccl, monkeypatch, own, exact, expected):
     """Their order is another in every call; the user's own choice is kept."""
     if own is None:
         monkeypatch.delenv("NCCL_ALGO", raising=False)
     else:
         monkeypatch.setenv("NCCL_ALGO", own)
     seen = []
-    nccl(lambda *_, **__: seen.append(os.environ["NCCL_ALGO"]))
+    nccl(lambda *_, **__: seen.append(os.environ.get("NCCL_ALGO")), exact=exact)
     assert seen == [expected]
 
 

@@ -397,3 +397,25 @@ def test_the_step_that_is_tried_is_the_jobs():
         require_repeatable_without_data(Sees(), Descent(sgd, decay, stand_in(SMALL)))
     plain, decayed = SEEN[0], SEEN[len(SEEN) // 2]
     torch.testing.assert_close(decayed - plain, 0.1 * 0.5 * x0)  # a step of rate 0.1
+
+
+class Scale(FedAvg):
+    found = None
+
+    def round_numbers(self, server):
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([1.0], r"returns \[1.0\]; expected names with their numbers"),
+        ({1: 1.0}, "expected names with their numbers"),
+        ({"scale": "much"}, r"'scale' of str; expected a number or a tensor of shape \[\]"),
+        ({"scale": torch.ones(2)}, r"'scale' of \[2\]; expected a number or a tensor"),
+    ],
+)
+def test_numbers_of_a_round_are_numbers(monkeypatch, numbers, said):
+    monkeypatch.setattr(Scale, "found", numbers)
+    with pytest.raises(BrokenRuleError, match=rf"Scale\.round_numbers .*{said}"):
+        dry_round(Scale(), 5, torch.float64)

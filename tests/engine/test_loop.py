@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 from threading import Event
 
 import pytest
 import torch
 
+from hpcfl import read_runs
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.checkpoint import writer
 from hpcfl.engine import loop
@@ -15,6 +17,7 @@ from hpcfl.errors import ClientError, DivergedError, Stopped
 from hpcfl.job.schema import load
 from hpcfl.local import client_pool
 from hpcfl.local.sequential import Sequential
+from hpcfl.monitor.status import status
 from hpcfl.run_dir.log import RunLog
 from hpcfl.run_dir.manifest import committed
 from hpcfl.runner import start as starting
@@ -22,7 +25,16 @@ from hpcfl.runner.start import resume, start
 from hpcfl.signals import STOP
 from hpcfl.store.arena import StateArena
 from hpcfl.store.row_table import Table
-from tests.algorithms.play import parts, play, read, servers, softmax_problem, states, tree
+from tests.algorithms.play import (
+    kept,
+    parts,
+    play,
+    read,
+    servers,
+    softmax_problem,
+    states,
+    tree,
+)
 from tests.signals import not_ignored
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -68,6 +80,18 @@ def test_examples_are_those_that_the_local_steps_took(tmp_path, monkeypatch):
             if record[key]:
                 speed = record[f"{key}_per_s"]
                 assert speed == pytest.approx(record[key] / record["wall_s"], rel=1e-3)
+
+
+def test_an_algorithms_numbers_are_in_every_line_and_in_what_shows_runs(tmp_path):
+    changes = {"algorithm": {"name": "fedexp", "eps": 1e-9}, "weights": "uniform", "rounds": 3}
+    cohort = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4, 5], [], [2, 3]]}
+    described = job(tmp_path, **changes, cohort=cohort)
+    run = play(tmp_path, kept(described))
+    rates = [float(server["rate"]) for server in servers(run.path)[1:]]
+    assert [line["server_eta_g"] for line in run.log] == rates
+    assert rates[0] > 1
+    assert re.search(rf"^server_eta_g +{rates[-1]:.4g} after round 3$", status(run.path), re.M)
+    assert read_runs([run.path])["server_eta_g"].tolist() == rates[-1:]
 
 
 def test_the_training_loss_is_the_weighted_mean_over_clients(tmp_path):

@@ -137,7 +137,18 @@ def test_one_rank_has_no_imbalance(clock):
     assert "imbalance" not in record
 
 
-@pytest.mark.parametrize("key", ["wall_s", "busy_s", "clients_per_s", "memory_bytes", "imbalance"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "wall_s",
+        "busy_s",
+        "clients_per_s",
+        "memory_bytes",
+        "imbalance",
+        "busy_quantiles_s",
+        "slowest_rank",
+    ],
+)
 def test_what_another_run_measures_otherwise(key):
     assert measured(key)
     assert not any(map(measured, ("round", "clients", "examples", "up_bytes", "train_loss")))

@@ -15,6 +15,7 @@ from hpcfl.engine.timing import measured
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
+from hpcfl.local.sequential import Sequential
 from tests.algorithms.play import Problem, parts, play, states, tree
 
 X = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0], [1.0]])
@@ -182,14 +183,21 @@ def test_personal_models(tmp_path, job, algorithm):
     assert run.log[3]["personal_loss"] == run.log[2]["personal_loss"]
 
 
+@pytest.mark.parametrize("executor", ["sequential", "block"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "ditto"])
-def test_fine_tuned_models(tmp_path, job, algorithm):
-    """Two steps more from x, or from the client's own model; the run is as it is without them."""
+def test_fine_tuned_models(tmp_path, job, algorithm, executor, monkeypatch):
+    """Two steps more from x, or from the client's own model; the run is as it is without them.
+
+    The run's executor takes them: in blocks of 2, the third client has a block of its own.
+    """
+    kind = {"executor": executor, "block_size": 2 if executor == "block" else None}
+    if executor == "block":
+        monkeypatch.delattr(Sequential, "train")
     local = {"steps": 5, "batch_size": "full", "lr": 0.1, "weight_decay": 0.1}
     asked = {"evaluate": {"personal": {"steps": 2}}, "local": local}
-    settings = job(algorithm=algorithm, **asked)
+    settings = job(algorithm=algorithm, **asked, **kind)
     run, components = play(tmp_path, settings), parts(tmp_path, settings)
-    plain = play(tmp_path, job(algorithm=algorithm, local=local))
+    plain = play(tmp_path, job(algorithm=algorithm, local=local, **kind))
     assert torch.equal(run.x, plain.x)
     loss = 0.0
     for client, state in enumerate(states(run.path, components)):

@@ -3,7 +3,9 @@
     python -m tests.golden.digits FILE [RANKS]     record all runs of this checkout into FILE
 
 Two recordings made on one processor, of two commits, must be equal: that is the proof that a change
-of structure changed no result.  ``hashes.json`` holds those of the processors known so far.
+of structure changed no result.  ``hashes.json`` holds those of the processors known so far.  With
+ONEDNN_MAX_CPU_ISA=AVX2 and ATEN_CPU_CAPABILITY=avx2, an EPYC with AVX-512 has the bits of one with
+AVX2 alone.
 """
 
 import json
@@ -20,6 +22,7 @@ import torch
 from hpcfl.cli.main import main
 from hpcfl.setup.environment import processor
 from tests.algorithms.methods import ALL
+from tests.algorithms.play import model_for
 from tests.parallel.harness import play_all
 
 RECORDED = Path(__file__).with_name("hashes.json")
@@ -48,6 +51,8 @@ def jobs() -> dict[str, dict[str, Any]]:
     for name, algorithm in ALL.items():
         for executor in ("sequential", "block"):
             job = {**JOB, "algorithm": dict(algorithm), "executor": executor}
+            if algorithm["name"] == "fedbn":
+                job["model"] = model_for(algorithm)
             if algorithm["name"] == "dpfedavg":
                 job["weights"] = "uniform"
             if name == "centralized":

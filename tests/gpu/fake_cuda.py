@@ -1,6 +1,6 @@
 """A GPU that is none: its tensors compute on the CPU, and obey the rules of CUDA.
 
-``fake_cuda`` replaces three things, and leaves all of hpcfl as it is:
+``fake_cuda`` replaces four things, and leaves all of hpcfl as it is:
 
 - Tensors.  ``.to("cuda")`` and ``device="cuda"`` make tensors of a subclass that say ``cuda:0`` of
   their device and hold their values in memory.  Operations that PyTorch refuses are refused:
@@ -8,12 +8,16 @@
   tensor on the device, and operations without a deterministic kernel.
 - Pinned memory.  A copy into it that does not wait arrives only when a stream is synchronised;
   until then it holds other bytes.
+- Streams.  What a replay on another stream reads and writes may be used by the main stream only
+  after it waits for that stream, and the reverse.
 - The functions of ``torch.cuda`` that hpcfl calls.  A captured graph holds the operations on the
   device in their order, and a replay computes them again into the same memory.  Within a capture
   nothing may be read by the host, and no memory be copied to or from it; a 0-d CPU tensor keeps
   the value that it had then.
 
-Not covered: kernels themselves, their rounding and their memory, more than one stream, NCCL, and a
+What the host reads of the device, and so waits for, is counted, and so is what it copies to it.
+
+Not covered: kernels themselves, their rounding and their memory, NCCL, and a
 pinned buffer that the host overwrites while a copy to the device still reads it.
 
 torch's own ``FakeTensorMode`` cannot be used here: autograd asks for the guard of its tensors'
@@ -82,12 +86,51 @@ class FakeTensor(Tensor):
         return _compute(func, args, kwargs or {})
 
 
+class Stream:
+    """A queue of operations; those of two streams run in any order, unless one waits."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+        """The last operation of the main stream that it waits for."""
+        self.queued: set[int] = set()
+        """The memory of its replays that the main stream does not wait for yet."""
+
+    def synchronize(self) -> None:
+        """Let all copies arrive."""
+        _runtime().synchronize()
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Begin after what the other stream has been given until now."""
+        runtime = _runtime()
+        runtime.calls.append("wait_stream")
+        if other is runtime.main:
+            self.waited = runtime.operations
+        elif self is runtime.main:
+            other.queued.clear()
+
+
 class Runtime:
     """The state of the device: copies under way, pinned memory, the graph under capture."""
 
     def __init__(self) -> None:
+        self.main = self.stream = Stream()
+        """The default stream, and the one that operations are queued on now."""
+        self.streams: list[Stream] = []
+        """The others."""
+        self.captured: list[Stream] = []
+        """For each graph, the stream of its capture."""
+        self.operations = 0
+        """Of the main stream."""
+        self.last_use: dict[int, int] = {}
+        """Of memory, the last operation of the main stream that used it."""
         self.calls: list[str] = []
         """What was called of ``torch.cuda``."""
+        self.reads: list[str] = []
+        """What made the host wait for a value of the device."""
+        self.uploads: list[torch.Size] = []
+        """The shapes of what was copied to the device."""
+        self.free = 1 << 35
+        """Bytes of the device's memory."""
         self.pinned: list[Tensor] = []
         self.copies: list[Callable[[], object]] = []
         self.graph: Graph | None = None
@@ -109,6 +152,22 @@ class Runtime:
         for copy in self.copies:
             copy()
         self.copies.clear()
+
+    def use(self, func: object, tensors: list[Tensor]) -> None:
+        """Note an operation on tensors, which no other stream may use at the same time."""
+        if self.graph is not None or self.stream is not self.main:
+            return
+        self.operations += 1
+        for tensor in tensors:
+            memory = _memory(tensor)
+            self.last_use[memory] = self.operations
+            if any(memory in stream.queued for stream in self.streams):
+                raise RuntimeError(f"{func} uses memory of a stream that was not waited for")
+
+    def note_read(self, what: object) -> None:
+        """The host waits for a value."""
+        self.refuse_in_capture(what)
+        self.reads.append(str(what))
 
     def refuse_in_capture(self, what: object) -> None:
         """Raise if a graph is being captured."""
@@ -139,7 +198,14 @@ class Graph:
 
     def replay(self) -> None:
         """Compute everything again, into the same memory."""
-        _runtime().calls.append("replay")
+        runtime = _runtime()
+        runtime.calls.append("replay")
+        leaves = tree_leaves([operation[1:] for operation in self.operations])
+        memory = {_memory(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+        if runtime.stream is not runtime.main:
+            if any(runtime.last_use.get(own, 0) > runtime.stream.waited for own in memory):
+                raise RuntimeError("a replay does not wait for what the main stream does")
+            runtime.stream.queued |= memory
         with kernels():
             for func, args, kwargs, own in self.operations:
                 found = func(*args, **kwargs)
@@ -256,7 +322,7 @@ def _read(func: Any, tensor: Tensor, *args: Any, force: bool = False) -> Any:
         return func(tensor, *args)
     if func is Tensor.numpy and not force:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
-    _runtime().refuse_in_capture(func)
+    _runtime().note_read(func.__name__)
     return func(_plain(tensor), *args)
 
 
@@ -273,8 +339,12 @@ def _to(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         return _plain(tensor).to("meta", *others, **rest)
     if here == there or _functorch.is_functorch_wrapped_tensor(tensor):
         return Tensor.to(tensor, *others, **rest) if others or rest else tensor
-    runtime = _runtime()
-    runtime.refuse_in_capture(f"a copy of {tuple(tensor.shape)}")
+    copy = f"a copy of {tuple(tensor.shape)}"
+    if there:
+        _runtime().refuse_in_capture(copy)
+        _runtime().uploads.append(tensor.shape)
+    else:
+        _runtime().note_read(copy)
     dtypes = [value for value in (*others, rest.get("dtype")) if isinstance(value, torch.dtype)]
     copied = torch.empty_like(_plain(tensor), dtype=dtypes[0] if dtypes else tensor.dtype)
     copied.copy_(_plain(tensor))
@@ -327,7 +397,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     host = [leaf for leaf in tensors if not isinstance(leaf, FakeTensor)]
     masks = packet in (aten.index, aten.index_put_) and any(t.dtype == torch.bool for t in tensors)
     if packet in HOST_WAITS or masks:
-        runtime.refuse_in_capture(func)
+        runtime.note_read(func)
     if packet in NONDETERMINISTIC and args[0].is_floating_point():
         raise RuntimeError(f"{func} does not have a deterministic implementation on CUDA")
     if packet is aten.copy_ and host:
@@ -340,6 +410,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
                 f"Expected all tensors to be on the same device: {func} of "
                 f"{[(tuple(leaf.shape), 'cpu') for leaf in host]} and tensors on cuda:0"
             )
+    runtime.use(func, [leaf for leaf in tensors if isinstance(leaf, FakeTensor)])
     with kernels():
         made = tree_map(_wrap, func(*args, **kwargs))
     if runtime.graph is not None and packet is not aten.detach:
@@ -351,6 +422,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """A copy between memory and the device."""
     runtime = _runtime()
     runtime.refuse_in_capture(f"a copy of {tuple(source.shape)}")
+    runtime.use("a copy", [leaf for leaf in (target, source) if isinstance(leaf, FakeTensor)])
 
     def copy() -> None:
         with kernels():
@@ -360,6 +432,8 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         assert runtime.is_pinned(target), "a copy into other memory waits"
         runtime.copies.append(copy)
     else:
+        if not isinstance(target, FakeTensor):
+            runtime.reads.append(f"a copy of {tuple(source.shape)}")
         copy()
     return target
 
@@ -367,6 +441,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 @contextmanager
 def fake_cuda() -> Iterator[Runtime]:
     """Give the block a fake GPU, ``cuda:0``; its state."""
+    torch.empty(1, device="meta").mul(1.0)  # torch imports its rules of shapes now, not inside
     runtime = Runtime()
     caches = images._affine, images._gather_indices
     with pytest.MonkeyPatch.context() as patch:
@@ -404,17 +479,22 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
 
         return called
 
-    stream = SimpleNamespace(synchronize=runtime.synchronize, wait_stream=note("wait_stream"))
+    def new_stream() -> Stream:
+        runtime.streams.append(Stream())
+        return runtime.streams[-1]
 
     @contextmanager
-    def on_stream(_: object) -> Iterator[None]:
+    def on_stream(stream: Stream) -> Iterator[None]:
+        before, runtime.stream = runtime.stream, stream
         runtime.calls.append("side stream")
         yield
         runtime.calls.append("main stream")
+        runtime.stream = before
 
     @contextmanager
-    def capture(graph: Graph, capture_error_mode: str) -> Iterator[None]:
+    def capture(graph: Graph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
+        runtime.captured.append(stream)
         runtime.synchronize()  # torch.cuda.graph does so
         runtime.calls.append("capture")
         runtime.graph = graph
@@ -436,10 +516,11 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         "get_device_name": lambda *_: "fake",
         "get_device_properties": lambda *_: properties,
         "max_memory_allocated": lambda *_: 1,
+        "mem_get_info": lambda *_: (runtime.free, properties.total_memory),
         "default_generators": (torch.Generator(),),
         "synchronize": runtime.synchronize,
-        "current_stream": lambda *_: stream,
-        "Stream": lambda: stream,
+        "current_stream": lambda *_: runtime.stream,
+        "Stream": new_stream,
         "set_stream": note("set_stream"),
         "stream": on_stream,
         "CUDAGraph": Graph,

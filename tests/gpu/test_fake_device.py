@@ -10,6 +10,7 @@ import warnings
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -23,25 +24,32 @@ import hpcfl
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.comm.base import P2PMessage
+from hpcfl.comm.solo import Solo
 from hpcfl.comm.staging import StagedExchange
+from hpcfl.data.batches import order
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.timing import measured
+from hpcfl.errors import JobError
+from hpcfl.evaluation import Clients, Evaluation
 from hpcfl.job.schema import load
+from hpcfl.local import client_pool
+from hpcfl.local import lanes as lanes_module
 from hpcfl.local.client_states import ClientStates
-from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep
+from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
 from hpcfl.plan.timed_rounds import build_timed_run
 from hpcfl.setup.components import build_components
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema
 from tests.algorithms.methods import ENTRIES, SAMPLE
-from tests.gpu.fake_cuda import CUDA, fake_cuda, is_fake
+from tests.algorithms.play import model_for
+from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import long_form
 
-EXECUTORS = ["sequential", "block"]
-# Of the block executor alone, which computes convolutions by other kernels on a GPU.
-TOLERANCE = {"sequential": 0.0, "block": 1e-5}
+EXECUTORS = ["sequential", "block", "lanes"]
+# Blocks compute convolutions by other kernels on a GPU, and both pad batches.
+TOLERANCE = {"sequential": 0.0, "block": 1e-5, "lanes": 1e-5}
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +69,11 @@ class Played(NamedTuple):
     """All that is not measured: the losses, the traffic, the diagnostics."""
 
 
-def rounds(path, device, folder):
+def rounds(path, device, folder, settings=()):
     """Play the rounds of a job on a device."""
     folder.mkdir()
     with ExitStack() as stack:
-        built = build_timed_run(load(path, [f"device={device}"]), folder, stack)
+        built = build_timed_run(load(path, [f"device={device}", *settings]), folder, stack)
         run = built.run
         server = run_rounds(run, run.algorithm.init_server(run.x0), 0)
         leaves = tree_leaves(server)
@@ -90,7 +98,8 @@ def require_cpus_numbers(folder, job, tolerance):
     """Play the job on the CPU and on the fake GPU; its results, and the calls of torch.cuda."""
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job))
-    expected = rounds(path, "cpu", folder / "cpu")
+    on_cpu = ["executor=sequential", "block_size=null"] if job.get("executor") == "lanes" else []
+    expected = rounds(path, "cpu", folder / "cpu", on_cpu)
     with fake_cuda() as gpu:
         found = rounds(path, "cuda", folder / "cuda")
     require_same(found, expected, tolerance)
@@ -112,13 +121,13 @@ def small_job(data, algorithm, **changes):
     cohort = {"kind": "cyclic", "size": 1 if pooled else 3}
     return {
         "data": data | pooled,
-        "model": {"name": "linear"},
+        "model": model_for(algorithm),
         "cohort": cohort,
         "algorithm": dict(algorithm),
         "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
         "weights": "uniform" if algorithm["name"] == "dpfedavg" else "examples",
         "rounds": 3,
-        "block_size": 2 if changes.get("executor") == "block" and not pooled else None,
+        "block_size": 2 if changes.get("executor") in ("block", "lanes") and not pooled else None,
         **changes,
     }
 
@@ -136,7 +145,32 @@ def test_algorithms(tmp_path, problem, method, executor):
     job = small_job(problem, ENTRIES[method].keys, executor=executor)
     _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
     # A block of two and one of one client, each of as many steps as its longest client.
-    assert ("replay" in calls) == (executor == "block")
+    assert ("replay" in calls) == (executor != "sequential")
+
+
+@pytest.mark.parametrize("most", [client_pool.MAX_INDICES, 0], ids=["ahead", "too many"])
+def test_the_indices_of_the_next_round_are_made_while_the_gpu_trains(
+    tmp_path, problem, monkeypatch, most
+):
+    """With the numbers of the CPU, where none are made ahead."""
+    monkeypatch.setattr(client_pool, "MAX_INDICES", most)
+    job = small_job(problem, {"name": "fedavg"}, executor="block")
+
+    def noted(*args, **how):
+        for gpu in _current:
+            gpu.calls.append("order")
+        return order(*args, **how)
+
+    monkeypatch.setattr(client_pool, "order", noted)
+    _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE["block"])
+    calls = [name for name in calls if name in ("order", "replay", "synchronize")]
+    runs = [(name, len(list(same))) for name, same in groupby(calls)]
+    made = [k for k, (name, _) in enumerate(runs) if name == "order"]
+    # Blocks of two and of one client in the first round; later ones are not waited for.
+    first, ahead = [2, 1], [3, 3]
+    assert [runs[k][1] for k in made] == first + (ahead if most else first + first)
+    for k in made[2:] if most else ():
+        assert (runs[k - 1][0], runs[k + 1][0]) == ("replay", "synchronize")
 
 
 class RandomDepth(nn.Module):
@@ -174,6 +208,97 @@ class SendsSteps(FedAvg):
 def test_a_number_of_the_client_is_an_upload(tmp_path, problem, executor):
     job = small_job(problem, {"name": f"{__name__}.SendsSteps"}, executor=executor)
     require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
+
+
+class Kept(NamedTuple):
+    last: Tensor
+    total: Tensor
+
+
+class Normalised(nn.Sequential):
+    def __init__(self, input_shape, outputs):
+        layers = nn.Linear(*input_shape, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, outputs)
+        super().__init__(*layers)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedbn"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_running_statistics(tmp_path, problem, method, executor):
+    """The client of three examples has a padded batch."""
+    model = {"name": "module", "of": f"{__name__}.Normalised"}
+    local = {"epochs": 1, "batch_size": 4, "lr": 0.1, "drop_last": True}
+    job = small_job(problem, {"name": method}, model=model, local=local, executor=executor)
+    require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsPoints(FedAvg):
+    """Keeps the model itself, which the step changes, and shows it to the next step."""
+
+    def begin(self, message, state, client):
+        return Kept(message.x, message.x)
+
+    def direction(self, point, local, grad, client):
+        return grad(point) + 0.1 * (point - local.last), Kept(point, local.total + local.last)
+
+    def finish(self, y, local, message, state, client):
+        return type(super().finish(y, local, message, state, client)[0])(local.total), state
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_hook_may_keep_the_model_that_a_step_changes(tmp_path, problem, executor):
+    job = small_job(problem, {"name": f"{__name__}.KeepsPoints"}, executor=executor)
+    require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
+
+
+class TestLanes:
+    @pytest.mark.parametrize("model", ["lenet", "cnn_pfl", "char_lstm"])
+    def test_any_number_of_lanes_gives_the_same_bits(self, tmp_path, model, monkeypatch):
+        """So that neither a slot nor another client changes a client's bits: the mean is exact.
+
+        Also where the batches of one step alone have room.
+        """
+        job = model_job(model, tmp_path) | {
+            "cohort": {"kind": "cyclic", "size": 3},
+            "algorithm": {"name": "fedhbm"},
+            "local": {"epochs": 1, "batch_size": 4, "lr": 0.05},
+            "executor": "lanes",
+        }
+        path = tmp_path / "job.yaml"
+        results = []
+        for lanes, room in ((3, lanes_module.ROUND_BYTES), (1, 1), (2, 1)):
+            monkeypatch.setattr(lanes_module, "ROUND_BYTES", room)
+            path.write_text(yaml.safe_dump(job | {"block_size": lanes}))
+            with fake_cuda():
+                results.append(rounds(path, "cuda", tmp_path / f"out{lanes}"))
+        first, *others = results
+        for other in others:
+            require_same(other, first, 0.0)
+
+    def test_every_graph_is_captured_on_a_stream_of_its_own(self, tmp_path, problem):
+        job = small_job(problem, {"name": "fedavg"}, executor="lanes", block_size=3)
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(job))
+        with fake_cuda() as gpu:
+            rounds(path, "cuda", tmp_path / "cuda")
+        assert len(gpu.captured) == 3
+        assert len(set(gpu.captured)) == 3
+        assert gpu.main not in gpu.captured
+
+    def test_a_layer_that_draws_is_refused(self, tmp_path, problem):
+        """A graph would repeat one draw in every step."""
+        model = {"name": "module", "of": f"{__name__}.RandomDepth"}
+        job = small_job(problem, {"name": "fedavg"}, model=model, executor="lanes")
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(job))
+        with fake_cuda(), pytest.raises(JobError, match="lanes cannot train fedavg with module"):
+            rounds(path, "cuda", tmp_path / "cuda")
+
+    def test_a_cpu_has_none(self, tmp_path, problem):
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(small_job(problem, {"name": "fedavg"}, executor="lanes")))
+        with pytest.raises(JobError, match="lanes on a CPU"):
+            hpcfl.run(path, ["device=cpu"], out=tmp_path / "cpu")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +376,7 @@ MODEL_CASES = [
     pytest.param(name, executor, marks=[long_form] if slow else [])
     for name in TASKS
     for executor in EXECUTORS
-    for slow in [executor == "block" and name in LONG_IN_BLOCKS]
+    for slow in [executor != "sequential" and name in LONG_IN_BLOCKS]
 ]
 
 
@@ -298,7 +423,7 @@ def test_every_model_is_played():
 def test_models(tmp_path, name, executor):
     """With the augmentation of their data, and dropout; mobilenet_v2 reads its data from a file."""
     job = model_job(name, tmp_path) | {"executor": executor}
-    require_cpus_numbers(tmp_path, job, 1e-4 if executor == "block" else 0.0)
+    require_cpus_numbers(tmp_path, job, 0.0 if executor == "sequential" else 1e-4)
 
 
 def test_no_warning_of_cudnn_about_the_weights_of_an_lstm(tmp_path):
@@ -343,6 +468,48 @@ def test_a_whole_run_with_checkpoints_and_evaluations(tmp_path):
     assert not torch.equal(found.x, expected.x)
 
 
+def top_label(outputs, labels):
+    return (outputs.argmax(-1) == labels).double().reshape(len(labels), -1).mean(1)
+
+
+def build_evaluation(path, device):
+    """The evaluation of a job, whose local and personal models are the initial ones; this model."""
+    parts = build_components(load(path, [f"device={device.type}"]), device)
+    owned, x0 = range(len(parts.rows)), parts.x0
+    models = [x0] * len(owned)
+    clients = Clients(parts.clients, owned, parts.weights, lambda _: x0, lambda *_: models)
+    sets = {"test": parts.tests(), "validation": parts.validation()}
+    how = parts.job.evaluate, parts.gradient(), parts.dataset
+    return Evaluation(*how, sets, clients, Solo()), x0
+
+
+@pytest.mark.parametrize("free", [1 << 35, 1], ids=["resident", "too large"])
+@pytest.mark.parametrize("name", ["lenet", "word_lstm"])
+def test_an_evaluation_reads_the_sums_of_all_batches_at_once(tmp_path, name, free):
+    job = model_job(name, tmp_path)
+    job["data"]["validation"] = {"share": 0.4, "of": "clients"}
+    job["evaluate"] = {"batch_size": 2, "metrics": [f"{__name__}.top_label"], "train": True}
+    job["evaluate"] |= dict.fromkeys(("clients", "local_models", "personal"), True)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    evaluation, x0 = build_evaluation(path, torch.device("cpu"))
+    expected = evaluation.scores(x0, 1)
+    with fake_cuda() as gpu:
+        gpu.free = free
+        evaluation, x0 = build_evaluation(path, CUDA)
+        evaluation.scores(x0, 1)  # constants are copied to the device once
+        gpu.reads.clear()
+        gpu.uploads.clear()
+        found = evaluation.scores(x0, 1)
+    # Of the test set, the validation set, and the clients with three kinds of models.
+    assert gpu.reads == ["tolist"] * 5
+    images = [shape for shape in gpu.uploads if len(shape) > 1]
+    # The sentences are in a file that is mapped into memory.
+    assert bool(images) == (name == "word_lstm" or free == 1)
+    # Padding is masked on a GPU, and left out on the CPU.
+    assert found == (pytest.approx(expected, rel=1e-12) if name == "word_lstm" else expected)
+
+
 def test_sent_states_are_staged_on_the_device():
     """As for NCCL, which sends from the device."""
     with fake_cuda():
@@ -358,6 +525,22 @@ def test_sent_states_are_staged_on_the_device():
 
 class TestTheDeviceItself:
     """The fake refuses what a GPU refuses: else the tests above could not fail."""
+
+    def test_streams_wait_for_each_other_or_are_refused(self):
+        with fake_cuda():
+            lane, main = torch.cuda.Stream(), torch.cuda.current_stream()
+            x = torch.ones(2).to("cuda")
+            graph = capture(lambda: x.add_(1), (), lane).graph
+            x.zero_()
+            with torch.cuda.stream(lane), pytest.raises(RuntimeError, match="does not wait"):
+                graph.replay()
+            lane.wait_stream(main)
+            with torch.cuda.stream(lane):
+                graph.replay()
+            with pytest.raises(RuntimeError, match="was not waited for"):
+                x.clone()
+            main.wait_stream(lane)
+            assert x.tolist() == [1, 1]
 
     def test_tensors_of_two_devices(self):
         with fake_cuda():

@@ -106,9 +106,7 @@ def test_the_list_has_a_line_for_each_job(columns, hpcfl, monkeypatch):
     rows = [line for line in hpcfl("list", "jobs").out if line.startswith("| ")][1:]
     known = packaged_jobs()
     assert [row.split()[1] for row in rows] == list(known)
-    assert max(map(len, rows)) <= (columns or 1000)
-    whole = [summary(file) in row for row, file in zip(rows, known.values(), strict=True)]
-    assert all(whole) if columns is None else not all(whole)
+    assert max(map(len, rows)) <= (columns or 80)
     name = "cifar10/fedavg_published_split"
     alone = " ".join(" ".join(line.split("|")[2].split()) for line in hpcfl("list", name).out[3:-3])
     assert alone.strip() == summary(known[name])

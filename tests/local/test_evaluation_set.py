@@ -28,7 +28,7 @@ def test_every_rank_has_every_rth_batch(inputs, rows, expected):
     """The batches of 3 are the same on 1 and 2 ranks, so that the exact sums are."""
     found = EvaluationSet(
         *(Examples(inputs, LABELS), rows, cast),
-        batch_size=3, dtype=torch.float32, device=torch.device("cpu"),
+        batch_size=3, dtype=torch.float32, device=torch.device("cpu"), mapped=False,
     )  # fmt: skip
     assert len(found) == len(expected)
     alone = list(found.batches(0, 1))
@@ -42,5 +42,5 @@ def test_every_rank_has_every_rth_batch(inputs, rows, expected):
 
 def test_nothing_to_evaluate_on():
     kind = {"batch_size": 3, "dtype": torch.float32, "device": torch.device("cpu")}
-    found = EvaluationSet(None, None, cast, **kind)
+    found = EvaluationSet(None, None, cast, mapped=False, **kind)
     assert (len(found), list(found.batches(0, 1))) == (0, [])

@@ -45,10 +45,8 @@ def batches(*positions):
 
 
 def test_a_tensor_is_served_from_memory():
-    assert isinstance(example_source(Examples(TABLE, LABELS), ROWS, CPU, resident=True), InMemory)
-    assert isinstance(
-        example_source(Examples(StateArena(), LABELS), ROWS, CPU, resident=True), FromFile
-    )
+    assert isinstance(example_source(Examples(TABLE, LABELS), ROWS, CPU), InMemory)
+    assert isinstance(example_source(Examples(StateArena(), LABELS), ROWS, CPU), FromFile)
 
 
 @pytest.mark.parametrize("whole", [1000, 79], ids=["whole", "by batches"])

@@ -105,9 +105,8 @@ def test_a_client_whose_labels_are_all_padding(model):
 def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
     people, gradient = population(4), Gradient(model, LOSSES["tokens"])
     examples = Examples(rows[:, :-1], rows[:, 1:])
-    tests = EvaluationSet(
-        examples, None, to_indices, batch_size=4, dtype=torch.float64, device=torch.device("cpu")
-    )
+    cpu = {"device": torch.device("cpu"), "mapped": False}
+    tests = EvaluationSet(examples, None, to_indices, batch_size=4, dtype=torch.float64, **cpu)
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None, None)
     evaluation = Evaluation(Evaluate(), gradient, dataset(rows), {"test": tests}, clients, Solo())
     assert scored == evaluation.scores(parameters(model), 0).keys() - {"test_top5_accuracy"}

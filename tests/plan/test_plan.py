@@ -200,6 +200,50 @@ def test_two_full_gradients_are_said(job, hpcfl):
     assert "3x FedAvg: 3 + 3 vectors" in text
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "work"),
+    [
+        ("{name: fedavg}", "a gradient per client"),
+        ("{name: fedntd}", "a gradient and 1 forward pass per client"),
+        ("{name: moon}", "a gradient and 2 forward passes per client"),
+        ("{name: fedlc}", "a gradient per client"),  # a loss of its own, from the same pass
+    ],
+)
+def test_forward_passes_of_a_step_are_said(job, hpcfl, algorithm, work):
+    assert f"steps of {work}" in hpcfl("plan", job, f"algorithm={algorithm}").text
+
+
+def test_fine_tuning_is_said_and_takes_time(job, hpcfl):
+    """4 clients, 7 steps and a visit each: of 2 of them on the busiest of 2 ranks."""
+    tuned = ["evaluate.personal.steps=7", "data.holdout=0.2"]
+    assert (
+        "| fine-tuning | 7 steps of each of 4 clients, 3 times" in hpcfl("plan", job, *tuned).text
+    )
+    costs = CostModel("given", "cpu", 2.0, 0.5, 0, 0, 0, 0, 0.0, 1.0)
+    for ranks, clients in ((1, 4), (2, 2)):
+        found = work(build_components(load(job, tuned), torch.device("cpu")))
+        plain, tuning = (predict(w, ranks, costs) for w in (replace(found, tuning_steps=0), found))
+        assert tuning.evaluate - plain.evaluate == clients * (7 * 2.0 + 0.5)
+        assert tuning.hours - plain.hours == pytest.approx(3 * clients * 14.5 / 3600)
+
+
+def test_on_a_gpu_fine_tuning_has_a_graph_of_its_own(job):
+    """Whose memory is that of training; elsewhere what one returns the other takes."""
+
+    def model(device, *overrides):
+        asked = ["algorithm={name: fedavg}", "executor=block", "data.holdout=0.2", *overrides]
+        parts = build_components(load(job, asked), torch.device("cpu"))
+        parts = parts.changed(device=torch.device(device))
+        made = plan(parts, 1, process=Process(0, 0), activations=Activations(1, 1))
+        return made.shares[0].memory
+
+    tuned = "evaluate.personal.steps=7"
+    assert model("cpu", tuned) == model("cpu")
+    plain, more = model("cuda"), model("cuda", tuned)
+    assert more.model > plain.model
+    assert more.activations == 2 * plain.activations
+
+
 def memory(job, *overrides):
     """Of both ranks, in vectors."""
     found = planned(job, *overrides, "algorithm={name: fedavg}", ranks=2)

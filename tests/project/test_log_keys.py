@@ -10,7 +10,8 @@ from tests.algorithms.play import play, softmax_problem, tree
 pytestmark = pytest.mark.usefixtures("own_process")
 
 PAGE = Path(__file__).parents[2] / "docs/reference/log.md"
-ON_SEVERAL_RANKS, ON_A_GPU = {"busy_s", "imbalance"}, {"device_bytes"}
+ON_SEVERAL_RANKS = {"busy_s", "busy_quantiles_s", "slowest_rank", "imbalance"}
+ON_A_GPU = {"device_bytes"}
 OF_DP_FEDAVG = {"epsilon"}  # tests/evaluation/test_privacy.py
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from hpcfl.engine.timing import PHASES
 from hpcfl.report import timing
+from hpcfl.run_dir.log import of_ranks
 from tests.rundirs import log_of
 
 OLD = {"round": 1, "clients": 2, "wall_s": 1.5, "data_s": 0.5}
@@ -29,6 +30,12 @@ def test_shares_are_of_the_whole_time():
     assert timing.rate(LOG, "examples") == 60 / 8
     assert timing.pace(LOG) == 2 / 8
     assert timing.imbalance(LOG) == 1.5
+
+
+def test_the_slowest_rank_of_few_and_of_many_ranks():
+    few = [of_ranks([1.0, 3.0, 2.0]), of_ranks([1.0, 3.0, 4.0]), {"slowest_rank": 1}]
+    assert timing.slowest_rank(few) == (1, 2 / 3)
+    assert timing.slowest_rank([OLD, *LOG]) is None
 
 
 def test_lines_that_do_not_tell_do_not_count():

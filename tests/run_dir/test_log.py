@@ -9,7 +9,14 @@ import pytest
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.io import atomic
 from hpcfl.run_dir import manifest
-from hpcfl.run_dir.log import NOTHING, RunLog, require_log_prefix, truncate_log
+from hpcfl.run_dir.log import (
+    NOTHING,
+    LogReader,
+    RunLog,
+    of_ranks,
+    require_log_prefix,
+    truncate_log,
+)
 from hpcfl.run_dir.manifest import Checkpoint, prune, read_files
 from tests.rundirs import log_of
 
@@ -31,6 +38,25 @@ def test_a_disk_that_is_full_from_some_line_on(job, tmp_path, hpcfl, monkeypatch
     (line,) = [line for line in done.err if "Error" in line]
     assert f"{tmp_path}/run/log.jsonl: cannot be written: No space left on device; the " in line
     assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("ranks", [0, 2, 64, 65, 1024])
+def test_a_line_of_many_ranks_has_quartiles(tmp_path, ranks):
+    """The numbers of 1024 ranks would be 9 KB in every line."""
+    busy = [float(rank * 7 % ranks) for rank in range(ranks)]
+    said = of_ranks(busy)
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path)
+    log.write({"round": 1} | said)
+    log.close()
+    assert LogReader(path).read() == ({"round": 1, **said},)
+    if ranks <= 64:
+        assert said == ({"busy_s": busy} if ranks else {})
+        return
+    assert path.stat().st_size < 150
+    slowest = max(range(ranks), key=busy.__getitem__)
+    quartiles = [0.0, *(round(part * (ranks - 1) / 4) for part in (1, 2, 3)), ranks - 1.0]
+    assert said == {"busy_quantiles_s": quartiles, "slowest_rank": slowest}
 
 
 def test_a_write_that_is_cut_short_goes_on(tmp_path):

@@ -123,6 +123,16 @@ def test_the_same_value_is_no_change(run, hpcfl):
     assert starts(run)[-1]["changes"] == []
 
 
+def test_the_older_rounds_that_are_kept_are_named(job, tmp_path, hpcfl, refused):
+    run = tmp_path / "kept"
+    assert hpcfl("run", job, "checkpoint={every: 1, keep: 9}", "--out", run).code == 0
+    line = refused("resume", run, "rounds=2")
+    assert line.endswith(
+        f"4 are done; give rounds=4 or more, or go back by `hpcfl resume {run} rounds=2 "
+        "--round 2`; rounds 0, 1 are kept too"
+    )
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -132,7 +142,7 @@ def test_the_same_value_is_no_change(run, hpcfl):
         ("evaluate.batch_size=7", "(full-batch gradients are summed in batches of this size)"),
         ("seed=1", "`hpcfl run {run}/job.yaml seed=1 --out NEW`, with model.init=F.safetensors of"),
         ("rounds=1", "rounds: 1 are asked for, but 4 are done; give rounds=4 or more"),
-        ("rounds=3", "go back by `hpcfl resume {run} rounds=3 --round T`, T one of 2"),
+        ("rounds=3", "4 or more, or go back by `hpcfl resume {run} rounds=3 --round 2`"),
         ("local.lrr=0.1", 'command line: local.lrr: local has no "lrr"'),
         ("local.lr=abc", "command line: local.lr: found 'abc', expected a number"),
         ("algorithm.name=fedhmb", "; did you mean fedhbm?"),

@@ -3,4 +3,4 @@
 from hpcfl.runner import start
 
 connect = start.connect
-start.connect = lambda backend, device, timeout_s: connect(backend, device, 300.0)
+start.connect = lambda backend, device, _, **kind: connect(backend, device, 300.0, **kind)

@@ -1,0 +1,316 @@
+"""Train K clients at once on a GPU, each by a CUDA graph of its own on a stream of its own: a lane.
+
+A lane's step is the plain step of one client, with torch's own layers and without ``vmap``; the GPU
+runs the lanes' kernels side by side.  All that a step needs is in memory that its graph knows: the
+batches of many steps, gathered for all lanes before, and a counter of steps that the graph itself
+moves on.  A step thus costs the host one launch, a lane ends with its client's steps, and nothing
+is waited for until the round ends.
+
+A client's bits depend neither on its lane nor on their number.  Equal to ``Sequential`` up to
+rounding, as batches are padded.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, count, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hpcfl.algorithms.base import Client
+from hpcfl.local.block import Carry, PaddedGradient
+from hpcfl.local.block_gradients import Batches, BlockGradients
+from hpcfl.local.cuda_graph import WARMUP_CALLS, capture
+from hpcfl.local.error_context import client_errors
+from hpcfl.local.layers import PAD_MULTIPLE, PaddedLayers
+from hpcfl.local.padded_batches import PaddedBatches, Step
+from hpcfl.local.sequential import Sequential
+from hpcfl.local.step import ClientResult, ClientTask, default_generators, local_step, unchanged
+from hpcfl.types import Batch, Vector
+
+ROUND_BYTES = 1 << 30  # of batches that are gathered before their steps
+
+
+class LaneGradients(BlockGradients):
+    """The gradient of one client's mean loss at a flat vector [P], of a batch that may be padded.
+
+    The batches, losses and gradients of ``BlockGradients`` without their dimension K.
+    """
+
+    def _layers(self) -> PaddedLayers:
+        return PaddedLayers()
+
+    def _mapped(self, one: Callable[..., Any]) -> Callable[..., Any]:
+        def mapped(views: Sequence[Tensor], *batch: Tensor) -> Any:
+            with no_draws(views[0].device), unchanged(views):
+                return one(views, *batch)
+
+        return mapped
+
+    def _of_two(self, leaf: Tensor) -> Tensor:
+        return leaf
+
+
+@contextmanager
+def no_draws(device: torch.device) -> Iterator[None]:
+    """Refuse draws of torch's generators inside: a graph would draw the same in every step.
+
+    Raises:
+        NotImplementedError: there were some.
+    """
+    generators = default_generators(device)
+    before = [generator.get_state() for generator in generators]
+    yield
+    for generator, state in zip(generators, before, strict=True):
+        if not torch.equal(generator.get_state(), state):
+            raise NotImplementedError("a layer that draws from torch's generator")
+
+
+class Lanes:
+    """Trains the clients of a rank in K lanes.
+
+    Args:
+        sequential: the executor for one client at a time; its algorithm and its optimiser apply
+            here too.
+        gradients: of one client.
+        batches: pads the clients' batches to one width, and gathers those of K clients at once.
+        pair: two examples, whose order in memory the batches have in lanes.
+        most_steps: of a client in a round.
+    """
+
+    def __init__(
+        self,
+        sequential: Sequential,
+        gradients: LaneGradients,
+        batches: PaddedBatches,
+        pair: Batch,
+        most_steps: int,
+    ) -> None:
+        self._sequential, self._algorithm = sequential, sequential.algorithm
+        self._gradients, self._batches, self._size = gradients, batches, batches.size
+        self._orders = (*map(_order, pair), [0])
+        self._most_steps = most_steps
+        self._memory: _Memory | None = None
+
+    def full_gradients(
+        self, points: Sequence[Vector], tasks: Iterable[ClientTask]
+    ) -> list[tuple[Vector, ...]]:
+        """Full gradients by ``Sequential``: their batches are large enough for one client."""
+        return self._sequential.full_gradients(points, tasks)
+
+    def train(
+        self,
+        message: Any,
+        tasks: Sequence[ClientTask],
+        states: list[Any],
+        *,
+        local_models: bool = False,
+    ) -> list[ClientResult]:
+        """Train as ``Sequential.train`` does, K clients at a time.
+
+        Raises:
+            ClientError: a client's data, the model or the algorithm raised.
+        """
+        results: list[ClientResult] = []
+        for k in range(0, len(tasks), self._size):
+            some = tasks[k : k + self._size]
+            carries = [
+                self._sequential.begin(message, task, state)
+                for task, state in zip(some, states[k : k + self._size], strict=True)
+            ]
+            with client_errors(some[0], "step in lanes"):
+                carries, totals = self._run(some, carries)
+            for task, state, (y, local, _), total in zip(
+                some, states[k : k + self._size], carries, totals, strict=True
+            ):
+                upload, after = self._sequential.finish(message, task, state, y, local)
+                model = y if local_models else y.new_empty(0)
+                results.append(ClientResult(upload, after, total / task.client.steps, model))
+        return results
+
+    def _run(
+        self, tasks: Sequence[ClientTask], carries: Sequence[Carry]
+    ) -> tuple[list[Carry], Tensor]:
+        """All local steps of at most K clients: what they carry after them, and sums of losses."""
+        steps, work = self._batches.steps(tasks), [int(task.client.steps) for task in tasks]
+        first, memory = next(steps), self._memory
+        clients = [task.client for task in tasks]
+        if memory is None:
+            memory = _Memory(first, self._orders, carries[0], clients[0], self._most_steps)
+            memory.capture(self._step)
+            self._memory = memory
+        memory.begin(carries, clients, first.batches.seeds)
+        ahead, done = chain([first], steps), 0
+        while done < max(work):
+            chunk = list(islice(ahead, memory.capacity))
+            memory.fill(chunk)
+            for s in range(done, done + len(chunk)):
+                for lane, own in zip(memory.lanes, work, strict=False):
+                    if s < own:
+                        lane.replay()
+            memory.join()
+            done += len(chunk)
+        return [memory.carry(k) for k in range(len(tasks))], memory.totals[: len(tasks)].clone()
+
+    def _step(self, memory: "_Memory", k: int) -> None:
+        """One local step of the client in lane k, in the lane's memory."""
+        y, local, state, client = memory.slots[k]
+        grad = PaddedGradient(self._gradients, memory.batch(k), _call)
+        now = client._replace(step=memory.taken[k].to(torch.float64))
+        start, along, scale, *after = local_step(
+            self._algorithm, self._sequential.descent, y, local, state, grad, now
+        )
+        new_y = start - scale * client.lr * along
+        memory.set(k, (new_y, *after))
+        if grad.loss is not None:
+            memory.totals[k].add_(grad.loss)
+        memory.at[k].add_(1)
+        memory.taken[k].add_(1)
+
+
+class _Memory:
+    """What the graphs of K lanes read and write.
+
+    Args:
+        step: the first one, for the shapes of batches.
+        orders: of inputs, labels and counts [B, ...]: their dimensions from the longest stride to
+            the shortest, which a layer's kernels, and so the bits, may depend on.
+        carry: of any client, for the shapes of what it carries through its steps.
+        client: its numbers.
+        most_steps: of a client in a round.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        orders: Sequence[Sequence[int]],
+        carry: Carry,
+        client: Client,
+        most_steps: int,
+    ) -> None:
+        inputs, labels, counts, seeds = step.batches
+        size = sum(leaf.nbytes for leaf in (inputs, labels, counts))
+        self.capacity = max(1, min(most_steps, ROUND_BYTES // size))
+        """Steps whose batches it has room for."""
+        self._orders = [[0, *(1 + d for d in order)] for order in orders]  # with K in front
+        self._batches = [
+            leaf.new_zeros(self.capacity, *(leaf.shape[d] for d in order))
+            for leaf, order in zip((inputs, labels, counts), self._orders, strict=True)
+        ]
+        self._seeds = torch.zeros_like(seeds)
+        self.at = torch.zeros_like(seeds)
+        """[K], the number of each lane's next step among those whose batches are here."""
+        self.taken = torch.zeros_like(seeds)
+        """[K], the local steps that each lane's client has taken."""
+        self.totals = torch.zeros(len(seeds), dtype=torch.float64, device=seeds.device)
+        """[K], the sums of the losses of these steps."""
+        rows = tree_map(lambda leaf: _rows(leaf, len(seeds), seeds.device), (*carry, client))
+        self.slots = [tree_map(lambda leaf, k=k: leaf[k], rows) for k in range(len(seeds))]
+        """Of each lane: y, local quantities, state of the optimiser, and the client."""
+        self.lanes: list[_Lane] = []
+
+    def capture(self, step: Callable[["_Memory", int], None]) -> None:
+        """Capture the step of every lane; what is in the memory is lost."""
+        for k in range(len(self.slots)):
+            self.lanes.append(_Lane(partial(step, self, k), self.at.zero_))
+
+    def begin(self, carries: Sequence[Carry], clients: Sequence[Client], seeds: Tensor) -> None:
+        """Set the clients of the lanes."""
+        for slot, carry, client in zip(self.slots, carries, clients, strict=False):
+            for own, given in zip(tree_leaves(slot), tree_leaves((*carry, client)), strict=True):
+                own.copy_(given)
+        self._seeds.copy_(seeds)
+        self.taken.zero_()
+        self.totals.zero_()
+
+    def fill(self, steps: Sequence[Step]) -> None:
+        """Set the batches of the next steps; the lanes begin when they are there."""
+        for s, step in enumerate(steps):
+            for own, given, order in zip(
+                self._batches, step.batches[:3], self._orders, strict=True
+            ):
+                own[s].copy_(given.permute(order))
+        self.at.zero_()
+        main = torch.cuda.current_stream()
+        for lane in self.lanes:
+            lane.stream.wait_stream(main)
+
+    def batch(self, k: int) -> Batches:
+        """Within the step of lane k: its next batch."""
+        at = self.at[k : k + 1]
+        inputs, labels, counts = (
+            own[:, k].index_select(0, at)[0].permute(_without_clients(order))
+            for own, order in zip(self._batches, self._orders, strict=True)
+        )
+        return Batches(inputs, labels, counts, self._seeds[k] + self.taken[k])
+
+    def set(self, k: int, carry: Carry) -> None:
+        """Within the step of lane k: what its client carries to the next step."""
+        old, new = tree_leaves(self.slots[k][:3]), tree_leaves(carry)
+        changed = [
+            (before, after) for before, after in zip(old, new, strict=True) if after is not before
+        ]
+        # A hook may have kept y in a local quantity, and y is overwritten.
+        own = {leaf.untyped_storage().data_ptr() for leaf in old}
+        copies = [
+            after.clone() if after.untyped_storage().data_ptr() in own else after
+            for _, after in changed
+        ]
+        for (before, _), after in zip(changed, copies, strict=True):
+            before.copy_(after)
+
+    def join(self) -> None:
+        """Let the main stream wait for the lanes."""
+        main = torch.cuda.current_stream()
+        for lane in self.lanes:
+            main.wait_stream(lane.stream)
+
+    def carry(self, k: int) -> Carry:
+        """A copy, which the next client of the lane does not overwrite."""
+        y, local, state = tree_map(torch.clone, self.slots[k][:3])
+        return y, local, state
+
+
+class _Lane:
+    """A graph, and the stream that it is captured and replayed on."""
+
+    def __init__(self, step: Callable[[], None], rewind: Callable[[], object]) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        calls = count(1)
+
+        def rewound() -> None:
+            step()
+            if next(calls) <= WARMUP_CALLS:  # within the capture it would be a part of the graph
+                rewind()
+
+        self._graph = capture(rewound, (), self.stream).graph
+
+    def replay(self) -> None:
+        """Queue a step."""
+        with torch.cuda.stream(self.stream):
+            self._graph.replay()
+
+
+def _call(function: Callable[..., Any], *tensors: Tensor) -> Any:
+    return function(*tensors)
+
+
+def _order(leaf: Tensor) -> list[int]:
+    """The dimensions of [B, ...] from the longest stride to the shortest, B first."""
+    return [0, *sorted(range(1, leaf.dim()), key=leaf.stride, reverse=True)]
+
+
+def _without_clients(order: Sequence[int]) -> list[int]:
+    """Undoes ``order`` on a tensor without the dimension K."""
+    return [order.index(d) - 1 for d in range(1, len(order))]
+
+
+def _rows(leaf: Tensor, size: int, device: torch.device) -> Tensor:
+    """[K, ...] in rows of the same alignment, as kernels may depend on it."""
+    width = leaf.numel()
+    padded = PAD_MULTIPLE * max(1, -(-width // PAD_MULTIPLE))
+    memory = torch.zeros(size, padded, dtype=leaf.dtype, device=device)
+    return memory[:, :width].view(size, *leaf.shape)

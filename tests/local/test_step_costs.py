@@ -1,0 +1,135 @@
+"""A local step of a block reads and writes no more bytes than when its bound was written.
+
+The operations are those of a block on a GPU, counted on meta tensors, which have shapes and no
+values: no clock and no GPU is needed.  A cost that grows with the square of a text's length shows
+here, and so does a copy of all parameters that nobody needs.
+"""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.local.block import Block
+from hpcfl.local.block_gradients import Batches, BlockGradients
+from hpcfl.local.padded_batches import PaddedBatches, Step
+from hpcfl.local.sequential import Sequential
+from hpcfl.local.step import Gradient
+from hpcfl.models import MODELS
+from hpcfl.models.dropout import replace_dropout
+from hpcfl.models.flat_vector import layout_of
+from hpcfl.models.losses import LOSSES
+from hpcfl.optim import Descent, Sgd
+
+ABOVE = 1.1  # times a case's figures: versions of torch decompose an operation differently
+BELOW = 0.8  # a step that has become cheaper than this gets new figures, or they guard nothing
+
+
+class Case(NamedTuple):
+    """A block of a model, and what one local step of FedAvg in it costs."""
+
+    clients: int
+    batch: int
+    shape: tuple[int, ...]  # of one example
+    outputs: int
+    calls: int  # of aten, those that only make views apart
+    gigabytes: float  # read and written by them
+    loss: str = "cross_entropy"
+
+
+IMAGE = (3, 32, 32)
+CASES = {
+    "char_lstm": Case(10, 100, (80,), 80, 4_872, 11.9),
+    "cnn_fedavg": Case(10, 10, (1, 28, 28), 10, 76, 1.79),
+    "cnn_pfl": Case(50, 10, IMAGE, 10, 115, 11.5),
+    "lenet": Case(10, 64, IMAGE, 10, 83, 5.27),
+    "linear": Case(10, 64, (64,), 10, 37, 1.33e-3),
+    "logistic": Case(10, 64, (28, 28), 26, 37, 0.0193),
+    "mobilenet_v2": Case(4, 32, (3, 224, 224), 1203, 1_018, 124.6),
+    "point": Case(10, 1, (2, 20), 1, 27, 2.93e-5, "quadratic"),
+    "resnet18": Case(10, 20, IMAGE, 100, 453, 11.0),
+    "resnet20": Case(10, 64, IMAGE, 10, 461, 40.8),
+    "word_lstm": Case(10, 16, (20,), 10_004, 671, 15.7, "tokens"),
+}
+
+
+class Count(TorchDispatchMode):
+    """Counts calls of aten, and the bytes of their inputs and outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given, made = (
+            [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+            for tree in ((args, kwargs), out)
+        )
+        memory = {leaf.untyped_storage()._cdata for leaf in given}
+        views = all(leaf.untyped_storage()._cdata in memory for leaf in made)
+        allocates = func.overloadpacket.__name__.startswith(("empty", "new_empty"))
+        if not allocates and (func._schema.is_mutable or not views):
+            self.calls += 1
+            self.bytes += sum(map(bytes_of, [*given, *made]))
+        return out
+
+
+def bytes_of(tensor):
+    """The bytes of the elements that a tensor has in memory: expanded ones are there once."""
+    held = math.prod(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
+    return min(held * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def count_step(name, case):
+    """One local step of FedAvg in a block of the model."""
+    model = MODELS[name]().build(case.shape, case.outputs).to("meta")
+    replace_dropout(model)
+    loss, layout = LOSSES[case.loss], layout_of(model)
+    sequential = Sequential(FedAvg(), Gradient(model, loss), Descent(Sgd(), 1e-3, layout))
+    steps = []
+    Block(
+        sequential,
+        BlockGradients(model, loss, "products"),
+        PaddedBatches(case.clients, case.batch),
+        (),
+        lambda step: steps.append(step) or step,
+    )
+    algorithm, first = sequential.algorithm, (case.clients, case.batch)
+    with torch.device("meta"):
+        numbers = [torch.empty(case.clients, dtype=torch.float64) for _ in range(5)]
+        client = Client(*numbers, *[torch.empty(case.clients, 0) for _ in range(3)])
+        y = torch.empty(case.clients, layout.total)
+        message = algorithm.broadcast(algorithm.init_server(torch.empty(layout.total)))
+        text = name.endswith("lstm")
+        inputs = torch.empty(*first, *case.shape, dtype=torch.int64 if text else torch.float32)
+        labels = torch.empty(*first, *(case.shape if case.loss == "tokens" else ()))
+        labels = labels if case.loss == "quadratic" else labels.long()
+        seeds = torch.empty(case.clients, dtype=torch.int64)
+        batches = Batches(inputs, labels, torch.empty(first), seeds)
+        active = torch.empty(case.clients, dtype=torch.bool)
+        step = Step(batches, active, torch.empty((), dtype=torch.float64))
+    local = vmap(lambda client: algorithm.begin(message, (), client))(client)
+    carry = (y, local, sequential.descent.init(y))
+    with Count() as count:
+        steps[0](carry, client, step)
+    return count
+
+
+def test_every_model_has_its_bound():
+    assert {*CASES, "module"} == set(MODELS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_step(name):
+    case = CASES[name]
+    count = count_step(name, case)
+    assert BELOW * case.calls < count.calls < ABOVE * case.calls
+    assert BELOW * case.gigabytes < count.bytes / 1e9 < ABOVE * case.gigabytes
