@@ -224,15 +224,19 @@ def _plan(options: argparse.Namespace) -> None:
     from hpcfl.plan.data import read_sizes
     from hpcfl.plan.show import make_plan
 
+    first, *others = options.ranks or (None,)
+    if others and options.epsilon is not None:
+        raise JobError("plan: --epsilon: needs one number of --ranks")
     made = make_plan(
         load(options.job, options.overrides),
-        options.ranks,
+        first,
         options.out,
         measure=options.measure,
         sizes=None if options.sizes is None else read_sizes(options.sizes),
         ranks_per_node=options.ranks_per_node,
         words=[str(options.job), *options.overrides],
         epsilon=options.epsilon,
+        others=others,
     )
     if not options.measure or _may_print():
         _say(made)

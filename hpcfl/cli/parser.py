@@ -269,7 +269,12 @@ def _add_plan_and_list(commands: Any) -> None:
     """The commands that predict what a job needs, list what it can name, and start a folder."""
     plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic, hours")
     _add_job(plan)
-    plan.add_argument("--ranks", type=_count, help="how many (default 1, or those that measure)")
+    plan.add_argument(
+        "--ranks",
+        type=_counts,
+        metavar="N",
+        help="how many (default 1, or those that measure); N,N,... compares numbers of ranks",
+    )
     plan.add_argument("--out", type=_path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
         "--measure",
@@ -414,6 +419,11 @@ def _labels(text: str) -> list[str]:
 
 def _count(text: str) -> int:
     return _whole(text, 1)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1, none twice."""
+    return tuple(dict.fromkeys(map(_count, text.split(","))))
 
 
 def _positive(text: str) -> float:
