@@ -96,8 +96,7 @@ class TrialGrad:
     """
 
     def __init__(self, gradient: Callable[[Vector], Vector], algorithm: Algorithm) -> None:
-        self._gradient, self._classes = gradient, algorithm.facts.classes or 3
-        self._features = algorithm.layout.features
+        self._gradient, self._algorithm = gradient, algorithm
         self.forwards = 0
         """How often ``forward`` was called."""
 
@@ -114,9 +113,11 @@ class TrialGrad:
         return self._made_up(point)
 
     def _made_up(self, point: Vector) -> Forward:
-        outputs, numbers = point.new_zeros(2, self._classes), torch.arange(2, device=point.device)
-        mask = torch.arange(self._classes, device=point.device) == numbers.unsqueeze(1)
-        features = point.new_zeros(2, self._features) if self._features else point.new_zeros(0)
+        classes = self._algorithm.facts.classes or 3
+        outputs, numbers = point.new_zeros(2, classes), torch.arange(2, device=point.device)
+        mask = torch.arange(classes, device=point.device) == numbers.unsqueeze(1)
+        width = self._algorithm.layout.features  # here, as the layout may have to load the data
+        features = point.new_zeros(2, width) if width else point.new_zeros(0)
         return Forward(outputs, numbers, mask, outputs[:, 0], features, present=point.new_ones(2))
 
 
