@@ -256,7 +256,8 @@ def _graphs(lanes: int) -> Callable[[], float]:
     """Replays so many graphs at once, and returns the seconds."""
     made = []
     for _ in range(lanes):
-        stream, x = torch.cuda.Stream(), torch.zeros(1024, device="cuda")
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        x = torch.zeros(1024, device="cuda")
 
         def kernels(x: torch.Tensor = x) -> None:
             for _ in range(KERNELS):
