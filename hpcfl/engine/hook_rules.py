@@ -32,6 +32,7 @@ from hpcfl.types import Vector
 from hpcfl.user_code.generators import generators
 
 SMALL = 1000  # parameters of the model that stands in where there is no data
+CLASSES = 3  # of the labels there
 KNOWN_TO_SERVER = ("server", "cohort")
 """The scopes of full gradients whose means the server receives."""
 _FROM_DIRECTION = ("the direction", "the local quantities")
@@ -79,12 +80,13 @@ def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
     facts: Facts = getattr(algorithm, "facts", Facts(weight_decay=descent.decay))
     if facts.layout is not None:
         return algorithm
-    return algorithm.with_facts(facts._replace(layout=descent.layout))
+    classes = facts.classes or CLASSES
+    return algorithm.with_facts(facts._replace(layout=descent.layout, classes=classes))
 
 
 def made_up_counts(algorithm: Algorithm, x0: Vector) -> Vector:
     """The label counts of a client of a trial: one example of each class."""
-    return x0.new_ones((algorithm.facts.classes or 3) * algorithm.needs_label_counts)
+    return x0.new_ones((algorithm.facts.classes or CLASSES) * algorithm.needs_label_counts)
 
 
 class TrialGrad:
@@ -96,8 +98,7 @@ class TrialGrad:
     """
 
     def __init__(self, gradient: Callable[[Vector], Vector], algorithm: Algorithm) -> None:
-        self._gradient, self._classes = gradient, algorithm.facts.classes or 3
-        self._features = algorithm.layout.features
+        self._gradient, self._algorithm = gradient, algorithm
         self.forwards = 0
         """How often ``forward`` was called."""
 
@@ -114,9 +115,11 @@ class TrialGrad:
         return self._made_up(point)
 
     def _made_up(self, point: Vector) -> Forward:
-        outputs, numbers = point.new_zeros(2, self._classes), torch.arange(2, device=point.device)
-        mask = torch.arange(self._classes, device=point.device) == numbers.unsqueeze(1)
-        features = point.new_zeros(2, self._features) if self._features else point.new_zeros(0)
+        classes = self._algorithm.facts.classes or CLASSES
+        outputs, numbers = point.new_zeros(2, classes), torch.arange(2, device=point.device)
+        mask = torch.arange(classes, device=point.device) == numbers.unsqueeze(1)
+        width = self._algorithm.layout.features  # here, as the layout may have to load the data
+        features = point.new_zeros(2, width) if width else point.new_zeros(0)
         return Forward(outputs, numbers, mask, outputs[:, 0], features, present=point.new_ones(2))
 
 

@@ -8,6 +8,7 @@ local   every client has its own, from the initial ones on; they are never sent
 """
 
 from collections import namedtuple
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, RandomInit
 from hpcfl.errors import BrokenRuleError
-from hpcfl.types import Vector
+from hpcfl.types import Scalar, Vector
 
 FIELD = "statistics"
 Carried = Literal["mean", "local"]
@@ -195,6 +196,9 @@ class WithStatistics(Algorithm):
 
     def evaluated(self, server: Any) -> Vector:
         return self._method.evaluated(self._server(server)[0])
+
+    def round_numbers(self, server: Any) -> Mapping[str, Scalar | float]:
+        return self._method.round_numbers(self._server(server)[0])
 
     def personal_model(self, x: Vector, state: Any) -> Vector | None:
         made = self._method.personal_model(x, self._state(state)[0])

@@ -223,8 +223,10 @@ def _arrays(
     """
     job = loaded.job
     x0 = folder.read_initial(content=read_run_files(checkpoint, folder.root)[INITIAL])
-    # The number of clients is known without the data where the job says it.
-    facts = facts_of(job, job.data.population or 1, None, None)
+    # What the data say is in the history too, but in that of an older run or of a lost one.
+    start = folder.last_start
+    clients_known = start.get("clients") or job.data.population or 1
+    facts = facts_of(job, clients_known, start.get("classes"), None)
     facts = facts._replace(layout=cache(lambda: layout_of(_built(loaded))))
     statistics = _statistics(folder, loaded)
     algorithm = with_statistics(job, job.algorithm.with_facts(facts), statistics)

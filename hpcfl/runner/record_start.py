@@ -69,6 +69,8 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
             "map": [info.record for info in ranks.infos],
             "notes": list(ranks.notes),
             "guess_loss": guess_loss(session.components.dataset),
+            "clients": len(session.components.rows),
+            "classes": session.components.dataset.classes,
             "settings": settings,
             "changes": changes,
         }

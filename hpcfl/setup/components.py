@@ -161,7 +161,7 @@ class Components:
             return None
         model, own = getattr(state, name), statistics_in(state)
         statistics = x[len(self.x0) :] if own is None else own
-        return at_statistics(*(part.to(x) for part in (model, statistics)))
+        return at_statistics(*(part.to(self.device, x.dtype) for part in (model, statistics)))
 
     def client_states(self, store: ClientStore) -> ClientStates:
         """The states of this rank's clients, between their store and the device."""

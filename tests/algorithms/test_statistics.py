@@ -265,6 +265,11 @@ def test_what_is_sent_and_kept(tmp_path, carried):
     assert schema.client_state.bytes == (0 if carried == "mean" else 4 * 8)
 
 
+def test_the_methods_own_numbers_are_in_the_log(tmp_path):
+    found = play(tmp_path, job(tmp_path, algorithm={"name": "fedexp"}))
+    assert all(line["server_eta_g"] >= 1 for line in found.log)
+
+
 def test_a_round_without_clients_keeps_them(folder):
     """Also of a method that then updates by a mean of zeros."""
     found = trace(job(folder, algorithm={"name": f"{__name__}.Always"}))

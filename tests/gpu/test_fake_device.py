@@ -477,7 +477,7 @@ def build_evaluation(path, device):
     parts = build_components(load(path, [f"device={device.type}"]), device)
     owned, x0 = range(len(parts.rows)), parts.x0
     models = [x0] * len(owned)
-    clients = Clients(parts.clients, owned, parts.weights, lambda _: x0, lambda *_: models)
+    clients = Clients(parts.clients, owned, parts.weights, lambda *_: x0, lambda *_: models)
     sets = {"test": parts.tests(), "validation": parts.validation()}
     how = parts.job.evaluate, parts.gradient(), parts.dataset
     return Evaluation(*how, sets, clients, Solo()), x0

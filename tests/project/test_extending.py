@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import hpcfl as api
 from tests.parallel.harness import environment, find_mpirun
 from tests.project.pages import blocks, commands
 
@@ -61,7 +63,7 @@ def shell(folder, hpcfl):
 def test_the_page_runs_as_printed(folder, shell):
     given = list(commands(PAGE))
     assert given.pop(0) == ("export PYTHONPATH=.", [])
-    assert len(given) == 23
+    assert len(given) == 27
     for command, said in given:
         code, text = shell(command)
         refused = any(line.startswith("JobError: ") for line in said)
@@ -71,3 +73,28 @@ def test_the_page_runs_as_printed(folder, shell):
     for run in ("fedvarp", "synthetic", "perceptron"):
         log = (folder / "runs" / run / "log.jsonl").read_text()
         assert float(re.findall(r'"test_accuracy": ([\d.]+)', log)[-1]) > 0.3, run
+
+
+def models(folder, algorithm, *settings):
+    """[clients, P], the clients' own models after ten rounds of docs/extending.md's fedproto.yaml."""
+    out = folder / f"models{len(list(folder.iterdir()))}"
+    job = ["rounds=10", "evaluate.personal=false", "precision=float64", *settings]
+    api.run("fedproto.yaml", [f"algorithm={algorithm}", *job], out=out)
+    files = (api.export(out, folder / "own.npz", client=client) for client in range(10))
+    return np.stack([np.load(file)["x"] for (file,) in files])
+
+
+@pytest.mark.slow
+def test_fedproto_in_blocks_and_one_by_one(folder):
+    """Batches of 16 leave a rest, which blocks pad."""
+    ours = "{name: fedproto.FedProto, lam: 0.1}"
+    one, many = (models(folder, ours, f"executor={kind}") for kind in ("sequential", "block"))
+    np.testing.assert_allclose(one, many, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_fedproto_without_prototypes_is_local_training(folder):
+    alone = models(folder, "{name: fedper, personal: all}")
+    without, ours = (models(folder, f"{{name: fedproto.FedProto, lam: {k}}}") for k in (0.0, 0.1))
+    np.testing.assert_allclose(without, alone, rtol=0, atol=1e-12)
+    assert np.abs(ours - alone).max() > 1e-3

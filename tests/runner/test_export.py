@@ -274,3 +274,63 @@ def test_a_client_of_a_method_without_models(run, tmp_path, hpcfl):
             "and ditto do; leave it out"
         ],
     )
+
+
+OWN = """\
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.fedavg import FedAvg
+
+
+class Server(NamedTuple):
+    x: Tensor
+    table: Tensor  # [classes, F]
+    of_clients: Tensor  # [N]
+
+
+class State(NamedTuple):
+    w: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(FedAvg):
+    def init_server(self, x0):
+        facts = self.facts
+        rows = x0.new_zeros(facts.classes, self.layout.features)
+        return Server(x0, rows, x0.new_zeros(facts.population))
+
+    def init_client(self, x0, random_init):
+        return State(x0)
+
+    def broadcast(self, server):
+        return Message(server.x)
+
+    def finish(self, y, local, message, state, client):
+        return Upload(message.x - y), State(y)
+
+    def update(self, server, mean, cohort):
+        return server._replace(x=server.x - self.server_lr * mean.delta)
+
+    def personal_model(self, x, state):
+        return state.w
+"""
+
+
+def test_a_server_by_classes_and_clients(job, tmp_path, monkeypatch, own_process, hpcfl):
+    """Its shapes follow from what the data say: 4 classes, and as many clients as there are."""
+    (tmp_path / "by_classes.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    run, target = tmp_path / "run", tmp_path / "x.npz"
+    settings = ["algorithm={name: by_classes.Own}", "cohort={kind: cyclic, size: 1}", "rounds=2"]
+    assert hpcfl("run", job, *settings, "--out", run).code == 0
+    assert server(run, 2)["table"].shape == (4, 3)
+    assert hpcfl("export", run, "-o", target).code == 0
+    with np.load(target) as found:
+        np.testing.assert_array_equal(found["x"], server(run, 2)["x"])
+    personal(run.name, 1, tmp_path)
+    flat = torch.nn.utils.parameters_to_vector(api.load_model(run).parameters())
+    np.testing.assert_array_equal(flat.detach().numpy(), server(run, 2)["x"])
