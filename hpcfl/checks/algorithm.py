@@ -20,7 +20,7 @@ from hpcfl.engine.hook_rules import (
     require_repeatable,
     require_repeatable_without_data,
 )
-from hpcfl.errors import as_job_error
+from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
@@ -61,6 +61,31 @@ def check_server_memory(components: Components) -> None:
     ]
     key = "algorithm.tau" if "tau" in section else "algorithm.name"
     refuse_large_job(key, f"the server of {section['name']} ({len(kept)} vectors)", nbytes(kept))
+
+
+def check_features(components: Components) -> tuple[str, ...]:
+    """Check that the model has the features that the algorithm uses.
+
+    Returns:
+        A line for the user, where they are features that no local step changes.
+
+    Raises:
+        JobError: there are none.
+    """
+    algorithm, layout = components.algorithm, components.algorithm.layout
+    if not algorithm.needs_features:
+        return ()
+    name = f"algorithm.name: {components.loaded.tree['algorithm']['name']}"
+    if not layout.last_dense:
+        raise JobError(
+            f"{name} uses features, the input of a last dense layer, and this model has none"
+        )
+    if set(layout.names) <= set(layout.last_dense):
+        return (
+            f"{name} uses features, the input of the last dense layer, but no other layer "
+            "of the model is trained: they stay the same, and a loss of them has no gradient",
+        )
+    return ()
 
 
 def check_algorithm(trial: Trial) -> None:

@@ -103,10 +103,20 @@ class NoDense(nn.Module):
 
 def test_moon_needs_a_dense_layer(tmp_path):
     data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
-    with pytest.raises(JobError, match=r"moon compares the input of a last dense layer"):
+    with pytest.raises(JobError, match=r"moon uses features, the input of a last dense layer, and"):
         hpcfl.run(
             "quickstart", {"algorithm": MOON}, model=NoDense(), data=data, out=tmp_path / "run"
         )
+
+
+@pytest.mark.parametrize(("deep", "method"), [(False, MOON), (True, MOON), (False, FEDNTD)])
+def test_features_that_stay_the_same_are_told(tmp_path, capsys, deep, method):
+    data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
+    model = network() if deep else nn.Linear(4, 3)
+    job = {"algorithm": method, "rounds": 1}
+    hpcfl.run("quickstart", job, model=model, data=data, out=tmp_path / "run")
+    told = "moon uses features, the input of the last dense layer, but no other layer of the model"
+    assert (told in capsys.readouterr().err) == (not deep and method is MOON)
 
 
 @pytest.mark.parametrize("name", ["fedntd", "fedlc"])
