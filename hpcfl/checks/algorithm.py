@@ -4,6 +4,7 @@ from functools import partial
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort, Forward, LossTerms
 from hpcfl.checks.model import gradient_at
@@ -24,7 +25,7 @@ from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
-from hpcfl.local.step import BatchGradient
+from hpcfl.local.step import BatchGradient, check_terms
 from hpcfl.setup.components import Components
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import restored
@@ -144,7 +145,10 @@ def _member(
 
 
 class _TrialGradient(BatchGradient):
-    """The gradient of a client's batch; errors of the model are named as the model's."""
+    """The gradient of a client's batch; errors of the model are named as the model's.
+
+    Those of the function that makes the terms of a loss are the algorithm's.
+    """
 
     def __init__(
         self, trial: Trial, client: int, seed: int, known: list[tuple[Vector, Vector]]
@@ -154,9 +158,17 @@ class _TrialGradient(BatchGradient):
         super().__init__(trial.gradient, self._own, seed)
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
+        self._calls.check()
         if loss is not None:
+
+            def terms(forward: Forward) -> Tensor:
+                with self._trial.algorithm_errors():
+                    made = loss(forward)
+                    check_terms(made, forward.losses)
+                return made
+
             with self._trial.model_errors(self._own), restored():  # every step seeds the generator
-                return super().__call__(point, loss)
+                return super().__call__(point, terms)
         self._count, known = self._count + 1, self._known
         if self._count <= len(known) and torch.equal(known[self._count - 1][0], point):
             return known[self._count - 1][1].clone()
@@ -166,6 +178,7 @@ class _TrialGradient(BatchGradient):
         return found
 
     def forward(self, point: Vector) -> Forward:
+        self._calls.check()
         with self._trial.model_errors(self._own), restored():
             return super().forward(point)
 

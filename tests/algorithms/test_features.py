@@ -146,19 +146,35 @@ class Summed(FedAvg):
         return grad(point, lambda f: f.losses.mean()), local
 
 
+@dataclass(frozen=True, kw_only=True)
+class Again(FedAvg):
+    def direction(self, point, local, grad, client):
+        return grad(point, lambda f: f.losses + grad(local.x).sum()), local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfit(FedAvg):
+    def direction(self, point, local, grad, client):
+        return grad(point, lambda f: f.losses + f.outputs), local
+
+
 @pytest.mark.parametrize("executor", ["sequential", "block"])
 @pytest.mark.parametrize(
     ("method", "said"),
     [
+        (Again, "grad is called inside the function of a loss; call grad and grad.forward before"),
+        (Unfit, "RuntimeError: The size of tensor a"),
         (Inside, "grad is called inside the function of a loss; call grad and grad.forward before"),
         (Summed, "the terms of its loss have the shape (), expected (2,)"),
     ],
 )
 def test_what_a_loss_may_not_do_is_one_line(tmp_path, method, said, executor):
     job = {"algorithm": {"name": method}, "executor": executor}
+    data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
     with pytest.raises(JobError) as refused:
-        hpcfl.run("quickstart", job, out=tmp_path / "run")
+        hpcfl.run("quickstart", job, model=network(), data=data, out=tmp_path / "run")
     assert said in str(refused.value)
+    assert str(refused.value).startswith("algorithm.name: ")
     assert "\n" not in str(refused.value)
 
 
