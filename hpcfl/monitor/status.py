@@ -257,11 +257,7 @@ def _time_left(run: RunRecord) -> timedelta | None:
 def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Its newest losses and accuracies, and its best."""
     if run.personal:
-        yield "model", (
-            f"{run.algorithm} trains each client's own model: its scores are those called personal"
-            if run.scores["personal_accuracy"] or run.scores["personal_loss"]
-            else f"{run.algorithm} trains each client's own model; evaluate.personal scores these"
-        )
+        yield "trains", "each client's own model, scored as personal; other scores are of x alone"
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"
