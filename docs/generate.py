@@ -74,7 +74,8 @@ def algorithms() -> Iterator[str]:
         # No size depends on a number that has no default.
         required = {key.name: 1.0 for key in settings(cls) if key.default == REQUIRED}
         algorithm = cls(**required)
-        down, up, kept, server = multiples(algorithm)
+        sizes = multiples(algorithm)
+        down, up, kept, server = ("a part" if size == "-" else size for size in sizes)
         yield f"\n### `{name}`\n\n```text"
         yield inspect.cleandoc(inspect.getmodule(cls).__doc__) + "\n```\n"
         yield f"Sent down {down}, sent up {up}, kept per client {kept}, kept by the server"

@@ -175,6 +175,8 @@ class Algorithm(Section, ABC):
 
     needs_label_counts: ClassVar[bool] = False
     """Whether hooks use ``client.label_counts``."""
+    needs_features: ClassVar[bool] = False
+    """Whether hooks use ``forward.features``: a model without a dense layer is refused."""
     client_draws: ClassVar[Draws] = {}
     """The random vectors of each client and round, in ``client.draws`` of ``finish`` alone.
 

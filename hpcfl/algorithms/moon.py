@@ -16,14 +16,13 @@ projection of 256 features before it, which a model of one's own may have.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, ones_like
 from torch.nn.functional import cosine_similarity, softplus
 
-from hpcfl.algorithms.base import Client, Facts, Forward, Grad, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Client, Forward, Grad, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.layout import Layout
 from hpcfl.types import NonNegative, Positive, Vector
 
 
@@ -41,15 +40,12 @@ class Local(NamedTuple):
 class Moon(FedAvg):
     """MOON (Li et al., 2021)."""
 
+    needs_features: ClassVar[bool] = True
+
     mu: NonNegative = 1.0
     """Weight of the contrast."""
     tau: Positive = 0.5
     """Temperature."""
-
-    def resolve(self, facts: Facts) -> "Moon":
-        if isinstance(facts.layout, Layout) and not facts.layout.last_dense:
-            raise ValueError("compares the input of a last dense layer, and this model has none")
-        return self
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(x0, x0.new_zeros(()))

@@ -4,6 +4,7 @@ from functools import partial
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort, Forward, LossTerms
 from hpcfl.checks.model import gradient_at
@@ -20,11 +21,11 @@ from hpcfl.engine.hook_rules import (
     require_repeatable,
     require_repeatable_without_data,
 )
-from hpcfl.errors import as_job_error
+from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
-from hpcfl.local.step import BatchGradient
+from hpcfl.local.step import BatchGradient, check_terms
 from hpcfl.setup.components import Components
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import restored
@@ -61,6 +62,31 @@ def check_server_memory(components: Components) -> None:
     ]
     key = "algorithm.tau" if "tau" in section else "algorithm.name"
     refuse_large_job(key, f"the server of {section['name']} ({len(kept)} vectors)", nbytes(kept))
+
+
+def check_features(components: Components) -> tuple[str, ...]:
+    """Check that the model has the features that the algorithm uses.
+
+    Returns:
+        A line for the user, where they are features that no local step changes.
+
+    Raises:
+        JobError: there are none.
+    """
+    algorithm, layout = components.algorithm, components.algorithm.layout
+    if not algorithm.needs_features:
+        return ()
+    name = f"algorithm.name: {components.loaded.tree['algorithm']['name']}"
+    if not layout.last_dense:
+        raise JobError(
+            f"{name} uses features, the input of a last dense layer, and this model has none"
+        )
+    if set(layout.names) <= set(layout.last_dense):
+        return (
+            f"{name} uses features, the input of the last dense layer, but no other layer "
+            "of the model is trained: they stay the same, and a loss of them has no gradient",
+        )
+    return ()
 
 
 def check_algorithm(trial: Trial) -> None:
@@ -122,7 +148,10 @@ def _member(
 
 
 class _TrialGradient(BatchGradient):
-    """The gradient of a client's batch; errors of the model are named as the model's."""
+    """The gradient of a client's batch; errors of the model are named as the model's.
+
+    Those of the function that makes the terms of a loss are the algorithm's.
+    """
 
     def __init__(
         self, trial: Trial, client: int, seed: int, known: list[tuple[Vector, Vector]]
@@ -132,9 +161,17 @@ class _TrialGradient(BatchGradient):
         super().__init__(trial.gradient, self._own, seed)
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
+        self._calls.check()
         if loss is not None:
+
+            def terms(forward: Forward) -> Tensor:
+                with self._trial.algorithm_errors():
+                    made = loss(forward)
+                    check_terms(made, forward.losses)
+                return made
+
             with self._trial.model_errors(self._own), restored():  # every step seeds the generator
-                return super().__call__(point, loss)
+                return super().__call__(point, terms)
         self._count, known = self._count + 1, self._known
         if self._count <= len(known) and torch.equal(known[self._count - 1][0], point):
             return known[self._count - 1][1].clone()
@@ -144,6 +181,7 @@ class _TrialGradient(BatchGradient):
         return found
 
     def forward(self, point: Vector) -> Forward:
+        self._calls.check()
         with self._trial.model_errors(self._own), restored():
             return super().forward(point)
 

@@ -8,7 +8,7 @@ classes, where it builds (``hpcfl.setup``).
 
 import torch
 
-from hpcfl.checks.algorithm import check_algorithm, check_server_memory
+from hpcfl.checks.algorithm import check_algorithm, check_features, check_server_memory
 from hpcfl.checks.data import check_batches, check_range, check_rows
 from hpcfl.checks.metrics import check_scores, check_tests
 from hpcfl.checks.model import (
@@ -39,14 +39,16 @@ def check_components(components: Components) -> tuple[str, ...]:
             of the user's raises, draws from a global generator, or keeps something between calls.
         DiskError: the disk is full or fails.
     """
-    check_sizes(components)
-    notes = check_classes(components)
+    notes = (*check_sizes(components), *check_classes(components))
     check_executor(components)
     return notes
 
 
-def check_sizes(components: Components) -> None:
+def check_sizes(components: Components) -> tuple[str, ...]:
     """Check what needs no batch and calls no class of the job; also of data that is not there.
+
+    Returns:
+        Lines for the user about what is allowed, but hardly meant.
 
     Raises:
         JobError: the data, the model, the algorithm and the scores do not fit together.
@@ -55,6 +57,7 @@ def check_sizes(components: Components) -> None:
     check_server_memory(components)
     check_scores(components)
     check_range(components)
+    return check_features(components)
 
 
 def check_classes(components: Components) -> tuple[str, ...]:

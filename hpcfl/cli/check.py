@@ -13,12 +13,12 @@ from rich.table import Table
 
 from hpcfl.checks.algorithm import check_algorithm_without_data
 from hpcfl.checks.preflight import check_components
-from hpcfl.cli.listing import multiples
+from hpcfl.cli.listing import multiples, multiples_of
 from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, digest, fingerprints, shown
 from hpcfl.data.partition import Dirichlet, ExampleRows, Partition
 from hpcfl.data.split import effective_partition, split_examples
-from hpcfl.engine.dry_round import traffic
+from hpcfl.engine.dry_round import RoundSchema, traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
 from hpcfl.job.resume_rules import input_places
@@ -35,6 +35,7 @@ from hpcfl.setup.load_data import fetch_data, load_data
 from hpcfl.types import IntArray, Section
 from hpcfl.user_code.names import short_name
 
+_WHAT = ("down", "up", "kept")  # of what a client receives, sends and keeps
 FEW = 20  # clients whose classes are counted one by one
 
 
@@ -83,7 +84,7 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     dealt = loaded.job.data.partition_clients
     if components:
         dealt = len(components.rows) + components.split.kept_clients
-    lines = [*_job_lines(in_force, population, dealt)]
+    lines = [*_job_lines(in_force, population, dealt, components and components.schema)]
     if components:
         lines += [*_data_lines(components), *(("note", note) for note in notes)]
         lines += _input_lines(inputs)
@@ -185,7 +186,7 @@ def _in_force(loaded: LoadedJob, components: Components | None) -> LoadedJob:
 
 
 def _job_lines(
-    loaded: LoadedJob, population: int | None, dealt: int | None
+    loaded: LoadedJob, population: int | None, dealt: int | None, schema: RoundSchema | None
 ) -> Iterable[tuple[str, str]]:
     """Lines on the job itself.
 
@@ -193,6 +194,7 @@ def _job_lines(
         loaded: the job.
         population: the clients that train; None if only the data knows their number.
         dealt: these and the clients kept for validation.
+        schema: of a dry round of its model; None where that is not known.
     """
     job, tree = loaded.job, loaded.tree
     yield "job", loaded.name + (f" (task {job.task})" if job.task else "")
@@ -204,9 +206,12 @@ def _job_lines(
         yield "", "partition: natural where the data set names its clients, else iid"
     share = f", C = {job.cohort.participation(population):.4g}" if population else ""
     yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
-    down, up, kept, _ = multiples(job.algorithm)
     yield "algorithm", f"{short_name(tree['algorithm']['name'])}{_settings(job.algorithm)}"
-    yield "", f"vectors per client: {down} down, {up} up, {kept} kept"
+    algorithm = job.algorithm
+    sizes = multiples_of(algorithm, schema) if schema else multiples(algorithm)
+    known = [f"{n} {what}" for n, what in zip(sizes, _WHAT, strict=False) if n != "-"]
+    if known:
+        yield "", f"vectors per client: {', '.join(known)}"
     if job.algorithm.warm_start:
         yield "", "before round 1 every client receives x and sends its full gradient"
     yield "local", f"sgd{_settings(job.local)}"

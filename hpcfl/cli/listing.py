@@ -17,7 +17,7 @@ from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
-from hpcfl.engine.dry_round import dry_round, nbytes, traffic
+from hpcfl.engine.dry_round import RoundSchema, dry_round, nbytes, traffic
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.table import render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary
@@ -33,7 +33,8 @@ from hpcfl.models.base import ModelConfig
 CHOICES = {"algorithm": "algorithms", "cohort": "cohorts", "model": "models", "task": "tasks"}
 _LISTED = {"algorithm": "algorithms", "data": "data", "model": "models"}  # by section
 NARROWEST, WIDEST = 80, 100  # columns of a table
-SIZE = 10_000  # parameters in the dry round: scalars that are sent along round to nothing
+# Parameters in the dry rounds: scalars that are sent along round to nothing.
+SIZES = (10_000, 20_000)
 
 
 def listing(what: str | None = None) -> str:
@@ -94,7 +95,8 @@ def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
         table.add_row(name, *sizes, "\n".join(about))
     table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "
-        "kept: what it keeps between rounds; server: what every rank keeps"
+        "kept: what it keeps between rounds; server: what every rank keeps; -: follows from the "
+        "model's layers"
     )
     return table
 
@@ -133,8 +135,21 @@ def _jobs(width: int, known: Mapping[str, Path]) -> Table:
 
 
 def multiples(algorithm: Algorithm) -> tuple[str, str, str, str]:
-    """The sizes of message, upload, client state and server, in vectors of the model: "1", ..."""
-    schema = dry_round(algorithm, SIZE, torch.float32)
+    """The sizes of message, upload, client state and server, in vectors of the model: "1", ...
+
+    "-" for what does not grow as the model does, so that only the model itself tells its size.
+    """
+    small, large = (
+        multiples_of(algorithm, dry_round(algorithm, size, torch.float32)) for size in SIZES
+    )
+    down, up, kept, server = (
+        one if one == other else "-" for one, other in zip(small, large, strict=True)
+    )
+    return down, up, kept, server
+
+
+def multiples_of(algorithm: Algorithm, schema: RoundSchema) -> tuple[str, str, str, str]:
+    """The same of one model, by its dry round."""
     sent, unit = traffic(algorithm, schema), nbytes(schema.message.x)
     sizes = (sent.down, sent.up, nbytes(schema.state), nbytes(schema.server))
     down, up, kept, server = (f"{size / unit:.3g}" for size in sizes)

@@ -256,6 +256,8 @@ def _time_left(run: RunRecord) -> timedelta | None:
 
 def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Its newest losses and accuracies, and its best."""
+    if run.personal:
+        yield "trains", "each client's own model, scored as personal; other scores are of x alone"
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"

@@ -198,13 +198,18 @@ COSTS = (
 def score_columns(runs: Sequence[RunRecord]) -> list[Column]:
     """The scores of these runs, and those of the user's metrics that one of them has.
 
-    Tables show the metrics on the test set alone: each has up to nine others.
+    Tables show the metrics on the test set alone: each has up to nine others.  Where all methods
+    make models of the clients' own, the scores of these come first.
     """
     keys = dict.fromkeys(key for run in runs for key in run.metric_keys)
     known = [key for key in keys if any(run.last(key) is not None for run in runs)]
+    of_clients = all(run.personal for run in runs)
+    first = sorted(
+        SCORES.values(), key=lambda score: not (of_clients and score.key.startswith("personal_"))
+    )
     scores = [
         column
-        for score in SCORES.values()
+        for score in first
         for column in (_last(score), *_OF_SCORE.get(score.key, ()))
     ]
     own = [

@@ -137,6 +137,11 @@ class RunRecord:
         return float(newest)
 
     @property
+    def personal(self) -> bool:
+        """Whether its method makes models of the clients' own, which the job scores."""
+        return self.settings.get("evaluate.personal") is True  # fine-tuned ones: a section
+
+    @property
     def validated(self) -> bool:
         """Whether it has validation scores."""
         return bool(self.scores["validation_loss"] or self.scores["validation_accuracy"])

@@ -103,10 +103,20 @@ class NoDense(nn.Module):
 
 def test_moon_needs_a_dense_layer(tmp_path):
     data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
-    with pytest.raises(JobError, match=r"moon compares the input of a last dense layer"):
+    with pytest.raises(JobError, match=r"moon uses features, the input of a last dense layer, and"):
         hpcfl.run(
             "quickstart", {"algorithm": MOON}, model=NoDense(), data=data, out=tmp_path / "run"
         )
+
+
+@pytest.mark.parametrize(("deep", "method"), [(False, MOON), (True, MOON), (False, FEDNTD)])
+def test_features_that_stay_the_same_are_told(tmp_path, capsys, deep, method):
+    data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
+    model = network() if deep else nn.Linear(4, 3)
+    job = {"algorithm": method, "rounds": 1}
+    hpcfl.run("quickstart", job, model=model, data=data, out=tmp_path / "run")
+    told = "moon uses features, the input of the last dense layer, but no other layer of the model"
+    assert (told in capsys.readouterr().err) == (not deep and method is MOON)
 
 
 @pytest.mark.parametrize("name", ["fedntd", "fedlc"])
@@ -136,19 +146,35 @@ class Summed(FedAvg):
         return grad(point, lambda f: f.losses.mean()), local
 
 
+@dataclass(frozen=True, kw_only=True)
+class Again(FedAvg):
+    def direction(self, point, local, grad, client):
+        return grad(point, lambda f: f.losses + grad(local.x).sum()), local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfit(FedAvg):
+    def direction(self, point, local, grad, client):
+        return grad(point, lambda f: f.losses + f.outputs), local
+
+
 @pytest.mark.parametrize("executor", ["sequential", "block"])
 @pytest.mark.parametrize(
     ("method", "said"),
     [
+        (Again, "grad is called inside the function of a loss; call grad and grad.forward before"),
+        (Unfit, "RuntimeError: The size of tensor a"),
         (Inside, "grad is called inside the function of a loss; call grad and grad.forward before"),
         (Summed, "the terms of its loss have the shape (), expected (2,)"),
     ],
 )
 def test_what_a_loss_may_not_do_is_one_line(tmp_path, method, said, executor):
     job = {"algorithm": {"name": method}, "executor": executor}
+    data = hpcfl.Data(train=(PROBLEM.x, PROBLEM.y), owners=PROBLEM.client)
     with pytest.raises(JobError) as refused:
-        hpcfl.run("quickstart", job, out=tmp_path / "run")
+        hpcfl.run("quickstart", job, model=network(), data=data, out=tmp_path / "run")
     assert said in str(refused.value)
+    assert str(refused.value).startswith("algorithm.name: ")
     assert "\n" not in str(refused.value)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.fedper import FedPer
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.cli.check import check_job, count_classes
 from hpcfl.cli.listing import listing, multiples
@@ -373,6 +374,16 @@ def test_plot_that_cannot_be_written(job, tmp_path, refused):
 def test_multiples():
     assert multiples(FedHBM()) == ("1", "1", "1", "1")
     assert multiples(Scaffold()) == ("2", "2", "1", "2")
+    assert multiples(FedPer()) == ("-", "-", "-", "1")
+
+
+def test_vectors_that_do_not_grow_with_the_model(hpcfl):
+    """The model of the quickstart is its last dense layer, of which a client keeps the bias."""
+    given = ("check", "quickstart", "algorithm={name: fedper, personal: [1.bias]}")
+    assert "vectors per client" not in hpcfl(*given[:2], "algorithm={name: fedper}").text
+    said = hpcfl(*given, "--data")
+    assert said.code == 0
+    assert "vectors per client: 0.985 down, 0.985 up, 0.0154 kept" in said.text
 
 
 @pytest.mark.slow

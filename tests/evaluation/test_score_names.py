@@ -7,6 +7,7 @@ import pytest
 import hpcfl
 from hpcfl.evaluation.score_names import SCORES, Score, is_score
 from hpcfl.monitor.status import status
+from hpcfl.report.columns import score_columns
 from hpcfl.report.plots import Plot
 from hpcfl.run_dir.record import read_run
 from hpcfl.runner.progress import open_progress
@@ -37,6 +38,17 @@ def test_every_score_that_is_written_is_listed(trained):
     others = {key for key in SCORES if "top5" in key} | {"epsilon"}
     assert scores - {"local_model_clients"} == SCORES.keys() - others
     assert not any(is_score(key) for key in before)
+
+
+def test_clients_own_models_come_first(trained):
+    """In status a line tells of them, in reports their scores are the first."""
+    own, x = trained("ditto", personal=True), trained("fedavg")
+    told = "each client's own model, scored as personal; other scores are of x alone"
+    assert [told in status(run.directory) for run in (own, x)] == [True, False]
+    assert [
+        [column.key for column in score_columns([*map(read_run, runs)]) if column.title][0]
+        for runs in ([own.directory], [own.directory, x.directory])
+    ] == ["personal_accuracy", "test_accuracy"]
 
 
 def test_one_more_score_is_one_line(trained, monkeypatch, tmp_path):

@@ -1,12 +1,14 @@
 """The table of docs/reference/algorithms.md has the numbers that the dry round finds."""
 
 import re
+from inspect import getattr_static
 from pathlib import Path
 
 import pytest
 import torch
 
 from hpcfl.algorithms import ALGORITHMS
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.engine.dry_round import dry_round, traffic
 
 P = 1000
@@ -39,3 +41,17 @@ def test_vectors_sent_and_kept(name, sent, kept):
         else:
             assert round(vectors) == sum(int(n.replace("J", past)) for n in said.split(" + "))
     assert sum(leaf.numel() == P for leaf in schema.state) == kept
+
+
+def test_the_methods_that_allow_plain_sgd_alone():
+    """The table names all of them, those that do with one option too, and no other."""
+    page = (ROOT / "docs/reference/algorithms.md").read_text()
+    table = page.partition("Some methods allow plain SGD alone")[2].partition("The others")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    refusing = {
+        name
+        for name, cls in ALGORITHMS.items()
+        if getattr_static(cls, "refuses_optimizer") is not Algorithm.refuses_optimizer
+    }
+    assert named - {"mu"} == refusing
