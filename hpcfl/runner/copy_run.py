@@ -189,7 +189,10 @@ def _copy_files(
     for name, content in read_files(at):
         _put(folder / name, content)
     sums = {name: crc32(content) for name, content in run_files.items()}
-    _put(folder / MANIFEST, write_manifest(at._replace(job=part.job_fingerprint, run_files=sums)))
+    # A branch has rounds of its own to do, whatever ended the run that it leaves.
+    ended = {} if branch.changes else at.ended
+    copied = at._replace(job=part.job_fingerprint, run_files=sums, ended=ended)
+    _put(folder / MANIFEST, write_manifest(copied))
 
 
 def _put(path: Path, content: bytes) -> None:
