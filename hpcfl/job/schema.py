@@ -331,6 +331,16 @@ LARGEST: Mapping[Key, float] = {
 SMALLEST_RATE = {"float32": 2.0**-126, "float64": 2.0**-1022}
 SMALLEST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
 _LARGEST_WHOLE = 2**63 - 1
+_ARITHMETIC = 1e30  # larger bounds keep numbers finite, and say nothing to a reader
+
+
+def limits(path: Key) -> list[str]:
+    """The bounds of a key beside those of its class, but those of arithmetic: ["<= 100000"]."""
+    return [
+        f"{sign} {bounds[path]:.12g}"  # 10000000.0 as 10000000
+        for sign, bounds in ((">=", SMALLEST), ("<=", LARGEST))
+        if bounds.get(path, _ARITHMETIC) < _ARITHMETIC
+    ]
 
 
 def _check_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
