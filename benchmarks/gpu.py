@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,13 +25,14 @@ from hpcfl.errors import HpcflError, JobError, one_line
 from hpcfl.io.files import parse_json, read_bytes
 from hpcfl.io.progress import track
 from hpcfl.job.schema import load
+from hpcfl.local.cuda_graph import capture
 from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
 from peers import BenchWork, PeerError, checked_peer, pfl_process
 from round import BARE_NOTE, BareLoop, write_images
 
 TURNS, WARMUP = 7, 2  # the first turn captures the graph and chooses kernels
 MINUTES = 8.0
-PRECISIONS = {"cuda": ("float32", "tf32", "bf16"), "cpu": ("float32", "bf16")}
+PRECISIONS = {"cuda": ("tf32", "bf16", "float32"), "cpu": ("float32", "bf16")}
 WORKS = {
     "cnn": BenchWork(1000, 50, 50, 10, 0.1),  # pfl's own benchmark
     "lenet": BenchWork(100, 500, 10, 64, 0.01),
@@ -41,6 +42,7 @@ WORKS = {
 }
 REHEARSAL = BenchWork(3, 2, 2, 2, 0.01)
 IMAGES = ("cnn", "lenet", "resnet20")  # which pfl runs, too
+KERNELS, LANES = 200, (1, 4, 10, 32)  # small kernels of a graph; graphs that are replayed at once
 _OWN = ("date", "cores", "threads")  # may differ between the calls that measure one file
 
 
@@ -161,8 +163,10 @@ def bench_gpu(
     began, longest = monotonic(), 0.0
     device = torch.device("cpu") if rehearse else torch.device("cuda", 0)
     figures = Figures(path, rehearsal=rehearse, device=device)
-    subjects = [
-        Subject(model, precision) for model in WORKS for precision in PRECISIONS[device.type]
+    # What decides most comes first: how well small kernels of several clients overlap, and tf32.
+    kernels = [Subject("kernels", "float32")] if device.type == "cuda" else []
+    subjects = kernels + [
+        Subject(model, precision) for precision in PRECISIONS[device.type] for model in WORKS
     ]
     peer = _peer(python)
     left = figures.missing(subjects)
@@ -170,8 +174,11 @@ def bench_gpu(
         started = monotonic()
         if longest and started - began + longest > 60 * minutes:
             break
-        work = REHEARSAL if rehearse else WORKS[subject.model]
         try:
+            if subject in kernels:
+                figures.add(subject, _measure_kernels(subject))
+                continue
+            work = REHEARSAL if rehearse else WORKS[subject.model]
             figures.add(subject, *_measure_all(subject, work, device.type, peer))
         except (HpcflError, torch.OutOfMemoryError) as e:
             figures.add(subject, [], one_line(str(e)))
@@ -236,6 +243,38 @@ def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -
             sides[f"pfl {next(pfl)['pfl']}"] = lambda: float(next(pfl)["wall_s"])
         times = take_turns(sides, TURNS, f"gpu: {subject}: rounds", warmup=WARMUP)
     return [Measurement(str(subject), side, "s", seconds) for side, seconds in times.items()]
+
+
+def _measure_kernels(subject: Subject) -> list[Measurement]:
+    """The seconds of graphs of ``KERNELS`` dependent small kernels, each on a stream of its own."""
+    sides = {f"{lanes} graphs": _graphs(lanes) for lanes in LANES}
+    times = take_turns(sides, TURNS, "gpu: kernels", warmup=WARMUP)
+    return [Measurement(str(subject), side, "s", seconds) for side, seconds in times.items()]
+
+
+def _graphs(lanes: int) -> Callable[[], float]:
+    """Replays so many graphs at once, and returns the seconds."""
+    made = []
+    for _ in range(lanes):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        x = torch.zeros(1024, device="cuda")
+
+        def kernels(x: torch.Tensor = x) -> None:
+            for _ in range(KERNELS):
+                x.add_(1)
+
+        made.append((stream, capture(kernels, (), stream).graph))
+
+    def replay() -> float:
+        torch.cuda.synchronize()
+        began = perf_counter()
+        for stream, graph in made:
+            with torch.cuda.stream(stream):
+                graph.replay()
+        torch.cuda.synchronize()
+        return perf_counter() - began
+
+    return replay
 
 
 def random_job(root: Path, subject: Subject, work: BenchWork, device: str) -> dict[str, Any]:

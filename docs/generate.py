@@ -81,6 +81,8 @@ def algorithms() -> Iterator[str]:
         yield f"{server}, in vectors of the model's size.\n"
         if refused := algorithm.refuses_optimizer:
             yield f"No `local.momentum` and no other `local.optimizer` than sgd: {refused}.\n"
+        for carried, refused in algorithm.refuses_statistics.items():
+            yield f"No `model.statistics: {carried}`: {refused}.\n"
         own = settings(cls, Algorithm)
         if own:
             yield HEADER

@@ -272,11 +272,14 @@ def read_log(directory: str | Path) -> "DataFrame":
     return read_log(Path(directory))
 
 
-def read_runs(directories: str | Path | Sequence[str | Path]) -> "DataFrame":
+def read_runs(
+    directories: str | Path | Sequence[str | Path], *, chosen: bool = False
+) -> "DataFrame":
     """The runs in some directories as a DataFrame, a row a run; pandas must be installed.
 
     Args:
         directories: run directories, sweeps, or folders of them.
+        chosen: keep the best setting of each algorithm and set-up alone, as ``report --chosen``.
 
     Returns:
         The columns ``run``, ``directory``, ``algorithm``, ``rounds``, ``rounds_done``, ``state``,
@@ -291,7 +294,7 @@ def read_runs(directories: str | Path | Sequence[str | Path]) -> "DataFrame":
     from hpcfl.report.data_frame import read_runs
 
     paths = [directories] if isinstance(directories, str | Path) else directories
-    return read_runs([*map(Path, paths)])
+    return read_runs([*map(Path, paths)], chosen=chosen)
 
 
 def export(

@@ -22,6 +22,8 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     last_dense: tuple[str, ...] = ()
     """The parameters of the last dense layer; none where the model has no dense layer."""
+    normalization: tuple[str, ...] = ()
+    """The parameters of normalisation layers: their weights and biases."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -114,4 +116,5 @@ def stand_in(size: int) -> Layout:
         tuple(shapes),
         tuple(shapes.values()),
         last_dense=tuple(name for name in shapes if name.startswith("output")),
+        normalization=tuple(name for name in shapes if name.startswith("norm")),
     )

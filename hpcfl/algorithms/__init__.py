@@ -16,6 +16,7 @@ from hpcfl.algorithms.fedadamw import FedAdamW
 from hpcfl.algorithms.fedadc import FedADC
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedavgm import FedAvgM
+from hpcfl.algorithms.fedbn import FedBN
 from hpcfl.algorithms.fedcm import FedCM
 from hpcfl.algorithms.feddyn import FedDyn
 from hpcfl.algorithms.fedexp import FedExP
@@ -72,6 +73,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         "fedadc": FedADC,
         "fedavg": FedAvg,
         "fedavgm": FedAvgM,
+        "fedbn": FedBN,
         "fedcm": FedCM,
         "feddyn": FedDyn,
         "fedexp": FedExP,

@@ -168,6 +168,10 @@ class Algorithm(Section, ABC):
     """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
     refuses_optimizer: ClassVar[str] = ""
     """Why the method allows plain SGD alone, without momentum: shown to the user; or empty."""
+    statistics: ClassVar[Literal["mean", "local"]] = "mean"
+    """What becomes of running statistics where the job does not say it (``model.statistics``)."""
+    refuses_statistics: ClassVar[Mapping[str, str]] = {}
+    """Why the method does not allow "mean" or "local" statistics: shown to the user."""
 
     needs_label_counts: ClassVar[bool] = False
     """Whether hooks use ``client.label_counts``."""

@@ -16,6 +16,7 @@ Departures: v_i takes as many steps as y, on its batches; lam is the same for al
 ours (1 there).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -38,6 +39,9 @@ class Ditto(FedAvg):
     """Ditto (Li et al., 2021)."""
 
     refuses_optimizer: ClassVar[str] = "the clients' own models take plain steps"
+    refuses_statistics: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("mean", "local"), "a client has two models, and one set of statistics"
+    )
 
     lam: NonNegative = 1.0
     """How strongly a client's own model is drawn to the global one."""

@@ -15,6 +15,7 @@ McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Langua
 Departures: all clients weigh the same; one clip for the whole vector.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +30,7 @@ class DPFedAvg(FedAvg):
 
     server_draws: ClassVar[Draws] = {"noise": "normal"}
     updates_without_clients: ClassVar[bool] = True
+    refuses_statistics: ClassVar[Mapping[str, str]] = {"mean": "it would send them without noise"}
 
     clip: Positive
     """The largest norm of a client's movement; longer ones are scaled down to it."""

@@ -16,6 +16,7 @@ arXiv:1912.00818
 Departures: the server's learning rate eta_g is ours (1 there).
 """
 
+from abc import abstractmethod
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -32,26 +33,13 @@ class State(NamedTuple):
     own: Tensor  # w_i: the personal parameters
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedPer(FedAvg):
-    """FedPer (Arivazhagan et al., 2019)."""
+class Personal(FedAvg):
+    """FedAvg of some parameters; every client keeps the others."""
 
-    personal: Literal["last", "all"] | tuple[str, ...] = "last"
-    """The parameters that stay with the client: those of the last dense layer, all, or a list of
-    their names."""
-
-    def resolve(self, facts: Facts) -> "FedPer":
-        if isinstance(facts.layout, Layout):
-            if self.personal == "last" and not facts.layout.last_dense:
-                raise ValueError(
-                    "keeps the last dense layer, and this model has none; set algorithm.personal "
-                    f"to some of {', '.join(facts.layout.names)}"
-                )
-            try:
-                facts.layout.require(() if isinstance(self.personal, str) else self.personal)
-            except ValueError as e:
-                raise ValueError(f"keeps algorithm.personal: {e}") from e
-        return self
+    @property
+    @abstractmethod
+    def _own(self) -> Set[str]:
+        """The names of the personal parameters."""
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(self._take_own(x0))
@@ -75,13 +63,6 @@ class FedPer(FedAvg):
         return self._take_shared(message.x).nbytes
 
     @property
-    def _own(self) -> Set[str]:
-        """The names of the personal parameters."""
-        if self.personal == "all":
-            return frozenset(self.layout.names)
-        return frozenset(self.layout.last_dense if self.personal == "last" else self.personal)
-
-    @property
     def _shared(self) -> Set[str]:
         """The names of the others."""
         return frozenset(self.layout.names) - self._own
@@ -91,3 +72,31 @@ class FedPer(FedAvg):
 
     def _take_shared(self, x: Vector) -> Tensor:
         return self.layout.take(x, self._shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPer(Personal):
+    """FedPer (Arivazhagan et al., 2019)."""
+
+    personal: Literal["last", "all"] | tuple[str, ...] = "last"
+    """The parameters that stay with the client: those of the last dense layer, all, or a list of
+    their names."""
+
+    def resolve(self, facts: Facts) -> "FedPer":
+        if isinstance(facts.layout, Layout):
+            if self.personal == "last" and not facts.layout.last_dense:
+                raise ValueError(
+                    "keeps the last dense layer, and this model has none; set algorithm.personal "
+                    f"to some of {', '.join(facts.layout.names)}"
+                )
+            try:
+                facts.layout.require(() if isinstance(self.personal, str) else self.personal)
+            except ValueError as e:
+                raise ValueError(f"keeps algorithm.personal: {e}") from e
+        return self
+
+    @property
+    def _own(self) -> Set[str]:
+        if self.personal == "all":
+            return frozenset(self.layout.names)
+        return frozenset(self.layout.last_dense if self.personal == "last" else self.personal)

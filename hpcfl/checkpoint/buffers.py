@@ -2,6 +2,7 @@
 
 No round changes them, so they are written once, at the start, and not to every checkpoint.  A
 resume reads this file and not ``model.init``, which may be deleted by then, or on another host.
+Running statistics that rounds move are there as the model was made with them.
 """
 
 from collections.abc import Mapping
@@ -46,6 +47,22 @@ def read(path: Path, into: Mapping[str, Tensor]) -> None:
         raise StoreError(f"{path}: is of another model; put back the run's data and code")
     for name, tensor in into.items():
         tensor.copy_(found[name])
+
+
+def stored_names(path: Path) -> tuple[str, ...]:
+    """The names of the buffers in the file; none if there is no file.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    try:
+        return tuple(unpack(regular.read(path)))
+    except FileNotFoundError:
+        return ()
+    except OSError as e:
+        raise file_error(e, f"{path}: cannot be read: {e.strerror or e}", StoreError) from e
+    except ValueError as e:
+        raise StoreError(f"{path}: {e}; {_LOST}") from e
 
 
 _LOST = (

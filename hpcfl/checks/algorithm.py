@@ -97,7 +97,8 @@ def check_algorithm(trial: Trial) -> None:
             something between calls, or breaks another rule of ``hpcfl/algorithms/base.py``.
     """
     components, x0, clients = trial.components, trial.components.x0, trial.clients
-    algorithm, none = components.algorithm, x0[:0]
+    # Without running statistics, which another class carries: errors are the method's own.
+    algorithm, none = components.job.algorithm, x0[:0]
     start = (x0,) if algorithm.warm_start else ()
     initial = [next(iter(_full_gradients(trial, client, start)), none) for client in clients]
     with trial.algorithm_errors():
@@ -139,7 +140,9 @@ def _member(
     components = trial.components
     task = components.clients.task(client, 0, steps=1)
     about = task.client._replace(full_grad=full, cohort_grad=common)
-    state = call(components.algorithm, "init_client", components.x0, components.random_init(client))
+    state = call(
+        components.job.algorithm, "init_client", components.x0, components.random_init(client)
+    )
     grad = _TrialGradient(trial, client, task.dropout_seed, known)
     return Member(state, about, grad, initial)
 

@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from hpcfl.checks.trial import Trial, shape_text
+from hpcfl.engine.statistics import WithStatistics
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES, widen
-from hpcfl.models.normalization import UNFIT
+from hpcfl.models.statistics import batch_norms, keeps_statistics, normalises_batches
 from hpcfl.models.training_loss import OwnLoss
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch, Vector
@@ -18,19 +19,76 @@ _OF_ONE = 1e-3  # by which a sum of probabilities may differ from 1
 
 
 def check_normalization(components: Components) -> None:
-    """Refuse layers whose statistics follow the batches, as those of batch normalization.
+    """Check that what the job does with running statistics fits the model and the algorithm.
 
     Raises:
-        JobError: the model has one in training mode.
+        JobError: it does not; or a layer keeps others than those of batch normalisation.
     """
-    for layer, module in components.model.named_modules():
+    job, layers = components.job, dict(components.model.named_modules())
+    asked, method = job.model.statistics, components.loaded.tree["algorithm"]["name"]
+    if asked and not any(map(keeps_statistics, layers.values())):
+        raise JobError(
+            f"model.statistics: found {asked}, but the model has no running statistics; remove it"
+        )
+    carried = batch_norms(components.model)
+    for name, layer in layers.items():
         # A layer that a module's own ``train`` keeps in evaluation mode changes no statistics.
-        if getattr(module, "track_running_stats", False) and module.training:
+        if not keeps_statistics(layer) or not layer.training:
+            continue
+        found, kind = f"its layer {name!r}", type(layer).__name__
+        at = f"model.name: {components.loaded.tree['model']['name']}: {found}"
+        if name not in carried:
             raise JobError(
-                f"model.name: {components.loaded.tree['model']['name']}: its layer {layer!r} "
-                f"{UNFIT}; use torch.nn.GroupNorm there, or keep it in evaluation mode by a method "
-                "train of the model, if its statistics are to stay as they are"
+                f"{at} ({kind}) keeps running statistics, expected those of BatchNorm1d, 2d or 3d "
+                "alone; use one, or set model.statistics=frozen"
             )
+        if getattr(layer, "momentum", None) is None:
+            raise JobError(
+                f"{at} ({kind}) has momentum=None, a mean over all batches, expected a number; set "
+                "its momentum (torch's is 0.1), or model.statistics=frozen"
+            )
+    algorithm = components.algorithm
+    if not isinstance(algorithm, WithStatistics):
+        return
+    carrying = f"model.statistics: {method} does not go with {algorithm.carried}"
+    if refused := job.algorithm.refuses_statistics.get(algorithm.carried):
+        others = ("mean", "local", "frozen")
+        fit = [one for one in others if one not in job.algorithm.refuses_statistics]
+        raise JobError(f"{carrying} ({refused}); set it to {' or '.join(fit)}")
+    if algorithm.carried == "local" and algorithm.full_gradient != "none":
+        raise JobError(
+            f"{carrying} (its full gradients are taken by the statistics of the server); set it to "
+            "mean or frozen"
+        )
+
+
+def check_batches_of_one(trial: Trial) -> None:
+    """Refuse batches of one example where the model normalises each channel over its batch.
+
+    Torch refuses one value for a channel, and would so in a round, with the first such batch.
+
+    Raises:
+        JobError: a client has such a batch, and the model cannot be trained on it.
+    """
+    components, (batch, *_) = trial.components, trial.batches.values()
+    if not normalises_batches(components.model):
+        return
+    alone = components.clients.with_batch_of_one
+    if alone is None:
+        return
+    one = Batch(*(leaf[:1] for leaf in batch))
+    try:
+        with restored():
+            trial.gradient.stochastic(components.x0, one, 0)
+    except ValueError as e:
+        if "more than 1 value per channel" not in str(e):
+            raise
+        raise JobError(
+            f"local.batch_size: found {components.job.local.batch_size}, with which client {alone} "
+            f"({components.clients.examples[alone]} examples) has a batch of one example, and "
+            "batch normalisation needs two values of a channel; set another one, or "
+            "local.drop_last=true"
+        ) from e
 
 
 def check_model(trial: Trial) -> tuple[Vector, Tensor]:

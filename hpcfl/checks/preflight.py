@@ -12,6 +12,7 @@ from hpcfl.checks.algorithm import check_algorithm, check_features, check_server
 from hpcfl.checks.data import check_batches, check_range, check_rows
 from hpcfl.checks.metrics import check_scores, check_tests
 from hpcfl.checks.model import (
+    check_batches_of_one,
     check_model,
     check_model_again,
     check_normalization,
@@ -93,6 +94,7 @@ def _check_on_batches(trial: Trial) -> tuple[str, ...]:
     # An error of a class is named as that class's: so each is tried with what was found right.
     check_batches(trial)
     check_rows(trial)
+    check_batches_of_one(trial)
     grad, outputs = check_model(trial)
     check_algorithm(trial)
     check_tests(trial)

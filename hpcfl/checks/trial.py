@@ -67,7 +67,7 @@ class Trial:
     def algorithm_errors(self) -> AbstractContextManager[None]:
         """Name the algorithm in an error of the block."""
         name, does = self.name("algorithm", "name"), "its trial before round 1 failed"
-        algorithm = self.components.algorithm
+        algorithm = self.components.job.algorithm
         return as_job_error(
             name, does, defined(type(algorithm).update), algorithm, advice=hook_advice
         )

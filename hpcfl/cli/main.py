@@ -224,15 +224,19 @@ def _plan(options: argparse.Namespace) -> None:
     from hpcfl.plan.data import read_sizes
     from hpcfl.plan.show import make_plan
 
+    first, *others = options.ranks or (None,)
+    if others and options.epsilon is not None:
+        raise JobError("plan: --epsilon: needs one number of --ranks")
     made = make_plan(
         load(options.job, options.overrides),
-        options.ranks,
+        first,
         options.out,
         measure=options.measure,
         sizes=None if options.sizes is None else read_sizes(options.sizes),
         ranks_per_node=options.ranks_per_node,
         words=[str(options.job), *options.overrides],
         epsilon=options.epsilon,
+        others=others,
     )
     if not options.measure or _may_print():
         _say(made)
@@ -370,6 +374,8 @@ def _report(options: argparse.Namespace) -> None:
     labels = options.xlabel, options.ylabel
     asked = bool(options.y or options.x != "rounds" or size or labels != (None, None))
     files = [path or default for path in options.plot] or [default] * asked
+    if options.write_sweep is not None and not options.chosen:
+        raise JobError("report: --write-sweep: writes the chosen settings; give --chosen, too")
     chosen = (choose_settings if options.chosen else ChosenRuns)(collected.runs)
     table = _table(chosen, options.layout, options.format, targets)
     style = PlotStyle(*labels, chosen.note, size)
@@ -378,22 +384,22 @@ def _report(options: argparse.Namespace) -> None:
     print(table, end="")
     if plot is not None:
         _draw(plot, files)
+    if options.write_sweep is not None:
+        from hpcfl.report.final_sweep import write_final_sweep
+
+        _say(write_final_sweep(chosen, options.write_sweep))
     for line in collected.notes:
         _say(line, file=sys.stderr)
 
 
 def _table(chosen: ChosenRuns, layout: str, form: str, targets: Sequence[Target] = ()) -> str:
-    """Runs as a table, and as text also the time by phase.
-
-    All of it is printable but the escape codes of bold cells.
-    """
+    """Runs as a table; all of it is printable but the escape codes of bold cells."""
     from hpcfl import report
-    from hpcfl.report import timing
     from hpcfl.report.layouts import arranged
 
     made = arranged(chosen, layout, targets)
     if form == "table":
-        return report.plain(made, styled=sys.stdout.isatty()) + timing.table(chosen.runs)
+        return report.plain(made, styled=sys.stdout.isatty())
     form_of = {"csv": report.to_csv, "markdown": report.to_markdown, "latex": report.to_latex}
     return printable(form_of[form](made))
 

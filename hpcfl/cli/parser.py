@@ -269,7 +269,12 @@ def _add_plan_and_list(commands: Any) -> None:
     """The commands that predict what a job needs, list what it can name, and start a folder."""
     plan = commands.add_parser("plan", help="what a job will need: disk, memory, traffic, hours")
     _add_job(plan)
-    plan.add_argument("--ranks", type=_count, help="how many (default 1, or those that measure)")
+    plan.add_argument(
+        "--ranks",
+        type=_counts,
+        metavar="N",
+        help="how many (default 1, or those that measure); N,N,... compares numbers of ranks",
+    )
     plan.add_argument("--out", type=_path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
         "--measure",
@@ -329,16 +334,22 @@ def _add_report(commands: Any) -> None:
     report.add_argument(
         "--layout",
         type=_layout,
-        choices=["runs", "seeds", "paper"],
+        choices=["runs", "seeds", "paper", "time"],
         default="runs",
         help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
-        "as papers do, published numbers beside ours",
+        "as papers do, published numbers beside ours; the time by phase",
     )
     report.add_argument(
         "--chosen",
         action="store_true",
         help="only the best setting of each algorithm and set-up, such as a rate, chosen on "
         "validation data where all runs have it",
+    )
+    report.add_argument(
+        "--write-sweep",
+        type=_path,
+        metavar="F.yaml",
+        help="with --chosen: write a sweep of the chosen settings, without validation data",
     )
     for name in ("--columns", "--names"):
         report.add_argument(name, help=argparse.SUPPRESS)  # refused by name
@@ -408,6 +419,11 @@ def _labels(text: str) -> list[str]:
 
 def _count(text: str) -> int:
     return _whole(text, 1)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1, none twice."""
+    return tuple(dict.fromkeys(map(_count, text.split(","))))
 
 
 def _positive(text: str) -> float:

@@ -10,7 +10,8 @@ from torch import nn
 
 from hpcfl import seeds
 from hpcfl.errors import DiskError, HookError, as_disk_error, described, traceback_hint
-from hpcfl.models.flat_vector import load
+from hpcfl.models.flat_vector import layout_of, load
+from hpcfl.models.statistics import load_statistics
 from hpcfl.types import Record, Vector
 from hpcfl.user_code.generators import seeded
 from hpcfl.user_code.process_settings import settings_restored
@@ -35,21 +36,24 @@ class RoundModel:
     """The global model after a round; it is copied when a callback asks for it.
 
     Args:
-        x: its parameters.
-        module: the module that has such parameters, with its buffers.
+        point: [P] its parameters, or [P + Q] with its running statistics behind them.
+        module: the module that has such parameters, with its buffers, in training mode.
     """
 
-    def __init__(self, x: Vector, module: nn.Module) -> None:
-        self._x, self._module = x, module
+    def __init__(self, point: Vector, module: nn.Module) -> None:
+        self._point, self._module = point.detach(), module
 
     def vector(self) -> Vector:
         """All parameters, flat, [P]: a copy on the CPU."""
-        return self._x.detach().to("cpu", copy=True)
+        return self._point[: layout_of(self._module).total].to("cpu", copy=True)
 
     def module(self) -> nn.Module:
         """The torch module: a copy on the CPU, in evaluation mode and without gradients."""
         made = copy.deepcopy(self._module).cpu()
-        load(made, self._x.detach())
+        size = layout_of(made).total
+        load(made, self._point[:size])
+        if len(self._point) > size:
+            load_statistics(made, self._point[size:])
         return made.eval().requires_grad_(False)
 
 

@@ -32,6 +32,7 @@ first round, nor where one of the two updates is zero.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.dry_round import FullGradient
+from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.local.executor import Executor
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Count, Record, Section, Vector
@@ -99,7 +101,7 @@ class Observer:
     def observe(
         self,
         cohort: Cohort,
-        x: Vector,
+        message: Any,
         after: Vector,
         tasks: Sequence[ClientTask],
         trained: Sequence[ClientResult],
@@ -108,7 +110,7 @@ class Observer:
 
         Args:
             cohort: the round's, not empty.
-            x: the model that was broadcast.
+            message: that was broadcast.
             after: the next one.
             tasks: of this rank's clients, with full gradients if the algorithm uses them.
             trained: their results, with local models where ``needs_local_models`` is True.
@@ -117,7 +119,7 @@ class Observer:
             ClientError: on this rank alone, from the pass over the data.
             DivergedError: on every rank: a full gradient is not finite.
         """
-        config, record = self._config, Record()
+        config, record, x = self._config, Record(), message.x
         previous = self._previous
         if config.cosine:
             self._previous = x
@@ -129,7 +131,8 @@ class Observer:
         if config.drift:
             terms["drift"] = _squares(client.local_model - x for client in trained)
         if config.dissimilarity:
-            gradients, mean = self._gradients(cohort, x, tasks)
+            point = at_statistics(x, statistics_in(message))
+            gradients, mean = self._gradients(cohort, point, tasks)
             (record["gradient_norm2"],) = _squares([mean])
             terms["dissimilarity_g2"] = _squares(gradient - mean for gradient in gradients)
         if terms:
@@ -143,15 +146,15 @@ class Observer:
         return record
 
     def _gradients(
-        self, cohort: Cohort, x: Vector, tasks: Sequence[ClientTask]
+        self, cohort: Cohort, point: Vector, tasks: Sequence[ClientTask]
     ) -> tuple[list[Vector], Vector]:
-        """Collective: this rank's clients' full gradients at ``x``, and the cohort's plain mean.
+        """Collective: the full gradients of this rank's clients, and the cohort's plain mean.
 
         Gradients that the algorithm uses are not computed again; others do not count as traffic.
         """
         gradients = [task.client.full_grad for task in tasks]
         if not all(gradient.numel() for gradient in gradients):
-            gradients = [own for (own,) in self._executor.full_gradients((x,), tasks)]
+            gradients = [own for (own,) in self._executor.full_gradients((point,), tasks)]
         if cohort.grads:
             return gradients, cohort.grads[0]
         own = [FullGradient(gradient) for gradient in gradients]

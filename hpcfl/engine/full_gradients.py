@@ -10,6 +10,7 @@ from hpcfl.algorithms.base import Cohort
 from hpcfl.engine.dry_round import FullGradient, nbytes
 from hpcfl.engine.requests import RoundRequests
 from hpcfl.engine.run import Run
+from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.local.step import ClientTask
 from hpcfl.types import Record, Vector
 
@@ -45,7 +46,9 @@ def take_full_gradients(
     if scope == "none":
         return cohort, tasks
     points = run.algorithm.full_gradient_points(server)
-    gradients = run.training.executor.full_gradients(points, tasks)
+    # In evaluation mode, by the running statistics that the clients receive.
+    taken_at = [at_statistics(point, statistics_in(server)) for point in points]
+    gradients = run.training.executor.full_gradients(taken_at, tasks)
     run.timer.mark("compute")
     record["down_bytes"] += cohort.size * nbytes(points[1:])  # the message has the first one
     if scope != "client":

@@ -12,6 +12,7 @@ from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
+from hpcfl.engine.statistics import evaluated_point
 from hpcfl.errors import DivergedError
 from hpcfl.evaluation.score_names import OF_SERVER
 from hpcfl.local.draws import drawn
@@ -48,7 +49,7 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
         except DivergedError:
             hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there
             raise
-        done, x = t + 1, run.algorithm.evaluated(server)
+        done, x = t + 1, evaluated_point(run.algorithm, server)
         if schedule.evaluation_due(done):
             with round_errors(done):
                 record |= hooks.evaluate(done, x)
@@ -128,7 +129,7 @@ def run_round(
     upload, loss = run.schema.split_loss(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
     after = _updated(run, prepared, upload, cohort)
-    record |= run.observer.observe(cohort, message.x, after.x, tasks, results)
+    record |= run.observer.observe(cohort, message, after.x, tasks, results)
     return after, record, RoundRequests.of(maxima)
 
 

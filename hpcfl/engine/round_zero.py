@@ -11,6 +11,7 @@ from hpcfl.engine.full_gradients import plain_mean
 from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.run import Run
+from hpcfl.engine.statistics import evaluated_point
 from hpcfl.local.error_context import client_errors, round_errors
 from hpcfl.signals import stopped
 from hpcfl.types import Record
@@ -28,11 +29,11 @@ def run_round_zero(run: Run, server: Any) -> Any:
         if run.algorithm.warm_start:
             server = warm_start(run, server, record)
         if evaluated:
-            record |= run.hooks.evaluate(0, run.algorithm.evaluated(server))
+            record |= run.hooks.evaluate(0, evaluated_point(run.algorithm, server))
             run.timer.mark("evaluate")
     if evaluated or run.algorithm.warm_start:
         busy = run.timer.write_to(record)
-        run.hooks.record(record, busy, run.algorithm.evaluated(server))
+        run.hooks.record(record, busy, evaluated_point(run.algorithm, server))
     return server
 
 

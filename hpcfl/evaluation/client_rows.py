@@ -46,7 +46,9 @@ class ClientRows:
             for client in known.keys() & range(begin, begin + len(table)):
                 numbers = [1.0, *self._numbers(known[client])]
                 table[client - begin] = torch.tensor(numbers, dtype=torch.float64)
-            table = table.to(self.device) + 0.0  # -0.0 becomes 0.0, on one rank as on several
+            table += 0.0  # -0.0 becomes 0.0, on one rank as on several
+            if self.comm.size > 1:
+                table = table.to(self.device)
             self.comm.allreduce_sum(table)  # exact: a row is not 0 on one rank only
             if self.comm.rank == 0:
                 self.write(

@@ -30,8 +30,8 @@ class Clients:
     """The clients whose states this rank keeps; it evaluates these."""
     weights: NDArray[np.float64]
     """[N], of every client in the mean."""
-    local_model: Callable[[int], Vector | None]
-    """Client -> its last local model, on the device; None while it has none."""
+    local_model: Callable[[int, Vector], Vector | None]
+    """(client, the evaluated model x) -> its last local model, on the device; or None."""
     personal_models: Callable[[Sequence[int], Vector, int], Iterable[Vector]]
     """(clients, the evaluated model x, rounds completed) -> their own models, on the device."""
 
@@ -66,11 +66,11 @@ class Clients:
         return scores
 
     def local_model_scores(
-        self, meter: Meter, comm: Comm, device: torch.device, rows: ClientRows | None
+        self, meter: Meter, x: Vector, comm: Comm, rows: ClientRows | None
     ) -> dict[str, float]:
         """Collective: the scores of each client's last local model on its own data."""
-        sums = meter.of_clients(self.owned, self.local_model, self.pool.testing)
-        scores, clients = self._summaries("local_model", sums, meter, comm, device, rows)
+        sums = meter.of_clients(self.owned, lambda i: self.local_model(i, x), self.pool.testing)
+        scores, clients = self._summaries("local_model", sums, meter, comm, x.device, rows)
         return {**scores, "local_model_clients": clients}
 
     def personal_scores(

@@ -50,6 +50,8 @@ class Evaluation:
     def scores(self, x: Vector, round: int) -> dict[str, float]:
         """Collective: the scores of the global model ``x`` after ``round`` rounds.
 
+        ``x`` is a point as ``Gradient.predict`` takes it.
+
         See ``hpcfl.evaluation``.
         """
         config, clients, rows = self._config, self._clients, None
@@ -65,7 +67,7 @@ class Evaluation:
                 self._meter, x, self._comm, rows, objective=config.train, accuracy=accuracy
             )
         if config.local_models:
-            scores |= clients.local_model_scores(self._meter, self._comm, x.device, rows)
+            scores |= clients.local_model_scores(self._meter, x, self._comm, rows)
         if config.personal:
             scores |= clients.personal_scores(self._meter, x, round, self._comm, rows)
         return scores

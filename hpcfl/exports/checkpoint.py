@@ -15,15 +15,24 @@ from torch import nn
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
+from hpcfl.checkpoint.buffers import stored_names
 from hpcfl.checkpoint.format import copied, read_checkpoint
 from hpcfl.data.split import split_examples
 from hpcfl.engine.dry_round import dry_round
+from hpcfl.engine.statistics import evaluated_point, personal_point
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import readable
 from hpcfl.job.schema import LoadedJob, facts_of
 from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
+from hpcfl.models.normalization import STATISTICS
+from hpcfl.models.statistics import (
+    RunningStatistics,
+    load_statistics,
+    put_in_training,
+    statistics_of,
+)
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.manifest import (
@@ -37,7 +46,7 @@ from hpcfl.run_dir.manifest import (
     rounds,
 )
 from hpcfl.seeds import key
-from hpcfl.setup.components import stored
+from hpcfl.setup.components import stored, with_statistics
 from hpcfl.setup.initial_model import build_model, draw_model
 from hpcfl.setup.load_data import load_data
 from hpcfl.store.reader import Reader
@@ -68,7 +77,7 @@ def export(
     Args:
         root: the run directory.
         round: which checkpoint; the newest when None.
-        npz: gets ``x``, the flat model, and ``round``.
+        npz: gets ``x``, the flat model, ``round``, and ``statistics``, if rounds move any.
         state_dict: gets the model's parameters and buffers by name, as safetensors.
         clients: add ``client`` [n], the ids of those that ever took part, to ``npz``, and their
             states: ``state_FIELD`` [n, ...].
@@ -175,7 +184,7 @@ def _read(
 def _best(checkpoint: Checkpoint, folder: RunDir) -> dict[str, NDArray[Any]]:
     """The arrays of the .npz, for the best model as of a checkpoint."""
     content = dict(read_files(checkpoint)).get(BEST)
-    read_run_files(checkpoint, folder.root)
+    files = read_run_files(checkpoint, folder.root)
     if content is None:
         raise JobError(
             f"{folder.root}: keeps no best model up to round {checkpoint.round}; its job needs "
@@ -183,10 +192,16 @@ def _best(checkpoint: Checkpoint, folder: RunDir) -> dict[str, NDArray[Any]]:
         )
     found = BestModel.unpack(content, checkpoint.folder / BEST)
     return {
-        "x": _array(found.x),
+        **_point(found.x, folder.read_initial(content=files[INITIAL]).numel()),
         "round": np.array(found.round),
         found.name: np.array(found.score),
     }
+
+
+def _point(point: Vector, size: int) -> dict[str, NDArray[Any]]:
+    """A model's parameters [P], P = ``size``, and its running statistics, if it has some."""
+    statistics = {"statistics": _array(point[size:])} if len(point) > size else {}
+    return {"x": _array(point[:size]), **statistics}
 
 
 def _manifests(folder: RunDir) -> set[Path]:
@@ -213,11 +228,12 @@ def _arrays(
     clients_known = start.get("clients") or job.data.population or 1
     facts = facts_of(job, clients_known, start.get("classes"), None)
     facts = facts._replace(layout=cache(lambda: layout_of(_built(loaded))))
-    algorithm = job.algorithm.with_facts(facts)
+    statistics = _statistics(folder, loaded)
+    algorithm = with_statistics(job, job.algorithm.with_facts(facts), statistics)
     schema = dry_round(algorithm, x0.numel(), x0.dtype)
     found = read_checkpoint(checkpoint, schema.server, torch.device("cpu"))
     states: dict[str, NDArray[Any]] = {}
-    x = algorithm.evaluated(found.server)
+    x = evaluated_point(algorithm, found.server)
     if clients or client is not None:
         table = Table.load(checkpoint.folder, folder.stores, found.row_tables)
         kept = stored(job, schema)
@@ -226,10 +242,22 @@ def _arrays(
         if client is not None:
             x = _personal_model(table, kept, schema.client_state, algorithm, loaded, client, x, x0)
     return {
-        "x": _array(x),
+        **_point(x, x0.numel()),
         "round": np.array(checkpoint.round),
         **states,
     }
+
+
+def _statistics(folder: RunDir, loaded: LoadedJob) -> RunningStatistics | None:
+    """The running statistics of the run's model, of which rounds move some; or None.
+
+    Which they are the model tells: it is built, and its data loaded, where a buffer may be one.
+    """
+    if not any(name.endswith(STATISTICS) for name in stored_names(folder.buffers)):
+        return None
+    model = _built(loaded)
+    read_buffers(folder.buffers, buffers(model))
+    return RunningStatistics(model) if statistics_of(model) else None
 
 
 def _personal_model(
@@ -242,7 +270,7 @@ def _personal_model(
     x: Vector,
     x0: Vector,
 ) -> Vector:
-    """A client's own model beside the evaluated one ``x``; of its first state if it has no other.
+    """A client's own point beside the evaluated one ``x``; of its first state if it has no other.
 
     Raises:
         JobError: the algorithm makes no such models, or there is no such client.
@@ -260,7 +288,7 @@ def _personal_model(
             raise JobError(f"client: found {client}, expected a number from 0 to {clients - 1}")
         seed = key(loaded.job.seed, "fresh", client=client)
         state = algorithm.init_client(x0, lambda: draw_model(loaded, dataset, seed)[0])
-    made = algorithm.personal_model(x, state)
+    made = personal_point(algorithm, x, state)
     if made is None:
         raise JobError(
             f"client: found {client}, but {loaded.tree['algorithm']['name']} makes no models of "
@@ -293,7 +321,9 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 def _built(loaded: LoadedJob) -> nn.Module:
     """The job's model, whose data are loaded for the shape of its inputs."""
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
-    return build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
+    model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
+    put_in_training(model, frozen=loaded.job.model.statistics == "frozen")
+    return model
 
 
 def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
@@ -308,4 +338,6 @@ def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]
         )
     load_vector(model, x)
     read_buffers(folder.buffers, buffers(model))
+    if "statistics" in arrays:
+        load_statistics(model, torch.from_numpy(arrays["statistics"]))
     return model

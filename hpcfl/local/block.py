@@ -184,27 +184,33 @@ class PaddedGradient:
     Args:
         gradients: of all clients of a block, or of one in a lane.
         batches: of the same.
-        call: calls a function of their points with the point of the client, as ``stacked`` does
-            inside the block's ``vmap``.
+        call: calls a function of their tensors with the tensors of the client, as ``stacked``
+            does inside the block's ``vmap``.
     """
 
     def __init__(
         self,
         gradients: BlockGradients,
         batches: Batches,
-        call: Callable[[Callable[[Tensor], Any], Tensor], Any],
+        call: Callable[..., Any],
     ) -> None:
         self._gradients, self._batches, self._call = gradients, batches, call
         self._calls = OneAtATime()
         self.loss: Tensor | None = None  # of the job, at the point of the first call
+        self.statistics: Tensor | None = None  # [Q], which the first call moves; or None
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
         """The gradient at ``point``."""
         self._calls.check()
         terms = None if loss is None else self._calls.guarded(loss)
-        value, gradient = self._call(
-            lambda points: self._gradients(points, self._batches, terms), point
+        before = () if self.loss is not None or self.statistics is None else (self.statistics,)
+        value, gradient, *after = self._call(
+            lambda points, *statistics: self._gradients(points, self._batches, terms, *statistics),
+            point,
+            *before,
         )
+        if after:
+            (self.statistics,) = after
         if self.loss is None:
             self.loss = value
         return gradient  # type: ignore[no-any-return]

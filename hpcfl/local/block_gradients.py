@@ -11,12 +11,13 @@ from torch.func import functional_call, vmap
 
 from hpcfl.algorithms.base import Forward, LossTerms
 from hpcfl.local.autocast import autocast_bfloat16
-from hpcfl.local.layers import Convolutions, VmapLayers
+from hpcfl.local.layers import Convolutions, PaddedLayers, VmapLayers
 from hpcfl.local.step import as_forward, check_terms, clipped
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
 from hpcfl.models.flat_vector import last_dense, layout_of
 from hpcfl.models.losses import TermLoss
+from hpcfl.models.statistics import RunningStatistics
 from hpcfl.types import Batch
 
 _ROUNDING = 0.05  # of a gradient's norm: more than the rounding of bfloat16
@@ -40,6 +41,7 @@ class BlockGradients:
         convolutions: how to compute them, see ``VmapLayers``.
         bf16: whether to autocast to bfloat16.
         clip: the largest norm of each client's gradient.
+        statistics: the model's running statistics, if batches move any.
     """
 
     def __init__(
@@ -50,34 +52,51 @@ class BlockGradients:
         *,
         bf16: bool = False,
         clip: float | None = None,
+        statistics: RunningStatistics | None = None,
     ) -> None:
         self._model, self._loss, self._convolutions = model, loss, convolutions
+        self._statistics = statistics
+        self._uncounted = nullcontext if statistics is None else statistics.uncounted
         self._layout, self._dropouts = layout_of(model), dropouts(model)
         self._last_dense = last_dense(model)
+        self._holders = _holders(model)
         device = next(model.parameters()).device.type
         self.on_gpu = device != "cpu"
         self._precision = partial(autocast_bfloat16, device) if bf16 else nullcontext
         self._clip = clip
 
     def __call__(
-        self, points: Tensor, batches: Batches, terms: LossTerms | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Losses [K] and clipped gradients [K, P]; of the mean of other terms, if there are any."""
+        self,
+        points: Tensor,
+        batches: Batches,
+        terms: LossTerms | None = None,
+        statistics: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Losses [K] and clipped gradients [K, P]; then the new ``statistics``, if there are any.
+
+        Args:
+            points: [K, P].
+            batches: of the clients.
+            terms: of a loss, whose mean has the gradients; None: of the job's.
+            statistics: [K, Q], the running statistics before the batches; None: none are moved.
+        """
         with torch.enable_grad():
             views = self._views(points)
-            minimised, losses = self._losses(views, batches, terms)
+            (minimised, losses), moved = self._losses(views, batches, terms, statistics)
             # Each loss depends on its own client's parameters alone: the gradient of their sum
             # holds the gradient of every client.
             grads = torch.autograd.grad(minimised.sum(), views)
         whole = torch.cat([grad.reshape(*points.shape[:-1], -1) for grad in grads], -1)
         if self._clip is not None:
             whole = clipped(whole, self._clip)
-        return losses.detach(), whole
+        found = losses.detach(), whole
+        return found if statistics is None else (*found, moved)
 
     def forward(self, points: Tensor, batches: Batches) -> tuple[Tensor, ...]:
         """The fields of ``Forward``, of every client [K, ...], without gradient."""
         with torch.no_grad():
-            found: tuple[Tensor, ...] = self._of_forward(
+            found: tuple[Tensor, ...]
+            found, _ = self._of_forward(
                 self._views(points), batches, lambda made, counts: tuple(made)
             )
         return found
@@ -116,8 +135,8 @@ class BlockGradients:
         alone, padded = grads
         if (padded - alone).norm() > _ROUNDING * alone.norm():
             raise NotImplementedError(
-                "an example's gradient depends on the other examples of its batch, as with batch "
-                "normalization, and blocks pad batches by copies of an example"
+                "an example's gradient depends on the other examples of its batch, and blocks pad "
+                "batches by copies of an example"
             )
 
     def _views(self, points: Tensor) -> list[Tensor]:
@@ -133,11 +152,12 @@ class BlockGradients:
         views: Sequence[Tensor],
         batches: Batches,
         terms: LossTerms | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """What is minimised [K], and the job's losses [K]."""
+        statistics: Tensor | None = None,
+    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """What is minimised [K] and the job's losses [K]; the statistics after the batches."""
         if terms is None:
-            losses = self._each(views, batches, self._loss)
-            return losses, losses
+            losses, moved = self._each(views, batches, self._loss, statistics)
+            return (losses, losses), moved
 
         def both(made: Forward, counts: Tensor) -> tuple[Tensor, ...]:
             found = terms(made)
@@ -148,31 +168,36 @@ class BlockGradients:
 
         # The function of the terms may hold tensors of the clients from the vmap around this one:
         # they are taken client by client, as both have the same level and the same clients.
-        minimised, losses = self._of_forward(views, batches, both)
-        return minimised, losses
+        (minimised, losses), moved = self._of_forward(views, batches, both, statistics)
+        return (minimised, losses), moved
 
     def _of_forward(
         self,
         views: Sequence[Tensor],
         batches: Batches,
         function: Callable[[Forward, Tensor], tuple[Tensor, ...]],
-    ) -> Any:
-        """``function(forward, counts)`` of every client."""
+        statistics: Tensor | None = None,
+    ) -> tuple[Any, Tensor]:
+        """``function(forward, counts)`` of every client, and the statistics after the batches."""
 
         def of_outputs(outputs: Tensor, labels: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
             return function(as_forward(self._loss, outputs, labels, features, counts), counts)
 
         with inputs_of(self._last_dense) as features:
-            return self._each(views, batches, of_outputs)
+            return self._each(views, batches, of_outputs, statistics)
 
     def _each(
         self,
         views: Sequence[Tensor],
         batches: Batches,
         function: Callable[[Tensor, Tensor, Tensor], Any],
-    ) -> Any:
-        """``function(outputs, labels, counts)`` of every client, stacked."""
-        names = self._layout.names
+        statistics: Tensor | None = None,
+    ) -> tuple[Any, Tensor]:
+        """``function(outputs, labels, counts)`` of every client, and their new ``statistics``."""
+        names, holders = self._layout.names, self._holders
+        moved = None if statistics is None else self._statistics
+        if statistics is None:
+            statistics = views[0].new_empty(*batches.seeds.shape, 0)
 
         def one(
             parameters: Sequence[Tensor],
@@ -180,29 +205,51 @@ class BlockGradients:
             labels: Tensor,
             counts: Tensor,
             seed: Tensor,
+            before: Tensor,
         ) -> Any:
             for dropout in self._dropouts:
                 dropout.begin(seed, len(inputs))
-            named = dict(zip(names, parameters, strict=True))
-            with self._precision():
-                outputs = functional_call(self._model, named, (inputs,))
-            return function(outputs, labels, counts)
+            named = {
+                place: parameter
+                for name, parameter in zip(names, parameters, strict=True)
+                for place in holders[name]
+            }
+            layers.counts, layers.moves_statistics = counts, moved is not None
+            after = before.clone()
+            if moved is not None:
+                named |= moved.pieces(after)  # which the layers move in place
+            with self._precision(), self._uncounted():
+                # Not tied by torch: it leaves them in a layer that the model has by two names.
+                outputs = functional_call(self._model, named, (inputs,), tie_weights=False)
+            return function(outputs, labels, counts), after
 
+        layers = self._layers()
         try:
-            return self._mapped(one)(views, *batches)
+            with layers:
+                found, after = self._mapped(one)(views, *batches, statistics)
+                return found, after
         finally:
+            layers.counts = None  # a tensor of the vmap that has ended
             for dropout in self._dropouts:
                 dropout.end()
 
+    def _layers(self) -> PaddedLayers:
+        """The mode in which the model is called."""
+        return VmapLayers(self._convolutions, pad=not self.on_gpu)
+
     def _mapped(self, one: Callable[..., Any]) -> Callable[..., Any]:
         """From a function of one client's tensors to the same of stacked ones."""
-
-        def mapped(*trees: Any) -> Any:
-            with VmapLayers(self._convolutions, pad=not self.on_gpu):
-                return vmap(one)(*trees)
-
-        return mapped
+        return vmap(one)
 
     def _of_two(self, leaf: Tensor) -> Tensor:
         """The same tensor for two clients."""
         return leaf.expand(2, *leaf.shape)
+
+
+def _holders(model: nn.Module) -> dict[str, list[str]]:
+    """For every parameter the names by which layers hold it, each layer once: its own is first."""
+    found: dict[nn.Parameter, list[str]] = {}
+    for name, layer in model.named_modules():
+        for own, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            found.setdefault(parameter, []).append(f"{name}.{own}" if name else own)
+    return {names[0]: names for names in found.values()}

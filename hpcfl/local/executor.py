@@ -64,6 +64,7 @@ def block_executor(
         "products" if cuda else "grouped",
         bf16=gradient.bf16,
         clip=gradient.clip,
+        statistics=gradient.statistics,
     )
     gradients.probe(x, clients.examples_to_try())
     width = padded_width(clients.width, x.device, bf16=gradient.bf16)
@@ -84,7 +85,13 @@ def lane_executor(sequential: Sequential, clients: ClientPool, x: Vector, *, siz
         Exception: whatever the model raises where it cannot be computed for padded batches.
     """
     gradient = sequential.gradient
-    gradients = LaneGradients(gradient.model, gradient.loss, bf16=gradient.bf16, clip=gradient.clip)
+    gradients = LaneGradients(
+        gradient.model,
+        gradient.loss,
+        bf16=gradient.bf16,
+        clip=gradient.clip,
+        statistics=gradient.statistics,
+    )
     pair = clients.examples_to_try()
     gradients.probe(x, pair)
     batches = PaddedBatches(size, clients.width, clients.block_batches())

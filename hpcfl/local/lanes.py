@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Client
@@ -27,7 +25,7 @@ from hpcfl.local.block import Carry, PaddedGradient
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.cuda_graph import WARMUP_CALLS, capture
 from hpcfl.local.error_context import client_errors
-from hpcfl.local.layers import PAD_MULTIPLE, refuse_dropout
+from hpcfl.local.layers import PAD_MULTIPLE, PaddedLayers
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import ClientResult, ClientTask, default_generators, local_step, unchanged
@@ -42,9 +40,12 @@ class LaneGradients(BlockGradients):
     The batches, losses and gradients of ``BlockGradients`` without their dimension K.
     """
 
+    def _layers(self) -> PaddedLayers:
+        return PaddedLayers()
+
     def _mapped(self, one: Callable[..., Any]) -> Callable[..., Any]:
         def mapped(views: Sequence[Tensor], *batch: Tensor) -> Any:
-            with _NoFunctionalDropout(), no_draws(views[0].device), unchanged(views):
+            with no_draws(views[0].device), unchanged(views):
                 return one(views, *batch)
 
         return mapped
@@ -66,16 +67,6 @@ def no_draws(device: torch.device) -> Iterator[None]:
     for generator, state in zip(generators, before, strict=True):
         if not torch.equal(generator.get_state(), state):
             raise NotImplementedError("a layer that draws from torch's generator")
-
-
-class _NoFunctionalDropout(TorchFunctionMode):
-    """Refuses dropout as a function: a graph would draw from a generator of the whole process."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        replaced = refuse_dropout if func is functional.dropout else func
-        return replaced(*args, **(kwargs or {}))
 
 
 class Lanes:
@@ -303,8 +294,8 @@ class _Lane:
             self._graph.replay()
 
 
-def _call(function: Callable[[Tensor], Any], point: Tensor) -> Any:
-    return function(point)
+def _call(function: Callable[..., Any], *tensors: Tensor) -> Any:
+    return function(*tensors)
 
 
 def _order(leaf: Tensor) -> list[int]:

@@ -5,6 +5,7 @@ mode of this module replaces the few functions that vmap refuses or computes slo
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from hpcfl.models.losses import widen
 
 Convolutions = Literal["grouped", "products"]
 
@@ -23,8 +26,69 @@ PAD_MULTIPLE = 64
 _GROUP = 32  # places of a sequence that CUDA's gradient of an embedding sums together
 
 
-class VmapLayers(TorchFunctionMode):
-    """A mode, entered inside ``vmap``, that replaces some functions of layers.
+class PaddedLayers(TorchFunctionMode):
+    """A mode that replaces functions of layers whose batches are padded, of one client.
+
+    Batch normalisation leaves padding out, and functional dropout is refused.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Tensor | None = None
+        """[B], 1 for an example and 0 for padding."""
+        self.moves_statistics = False
+        """Whether batch normalisation moves its running statistics, in place."""
+        self._replacements: dict[Any, Callable[..., Any]] = {
+            functional.batch_norm: self._batch_norm,
+            functional.dropout: refuse_dropout,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call ``func``, or its replacement."""
+        return self._replacements.get(func, func)(*args, **(kwargs or {}))
+
+    def _call(self, function: Callable[..., Any], *values: Any) -> Any:
+        """Call a function of the stacked tensors of clients, of this client's tensors."""
+        found = function(*(v.unsqueeze(0) if isinstance(v, Tensor) else v for v in values))
+        return tuple(tensor.squeeze(0) for tensor in found)
+
+    def _batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Batch normalisation whose statistics in training leave padding out.
+
+        Raises:
+            NotImplementedError: the first dimension is not the batch.
+        """
+        if not training:
+            return functional.batch_norm(
+                input, running_mean, running_var, weight, bias, eps=eps, training=False
+            )
+        if self.counts is None or len(self.counts) != len(input):
+            raise NotImplementedError(
+                f"batch normalisation of a tensor {tuple(input.shape)} whose first dimension is "
+                "not the batch"
+            )
+        output: Tensor
+        output, *found = self._call(_normalised, input, self.counts, weight, bias, eps)
+        if self.moves_statistics and running_mean is not None and running_var is not None:
+            for running, new in zip((running_mean, running_var), found, strict=True):
+                running.mul_(1 - momentum).add_(momentum * new)
+        return output
+
+
+class VmapLayers(PaddedLayers):
+    """The same, entered inside ``vmap``, and other functions of layers for many clients at once.
 
     Args:
         convolutions: "grouped", as vmap computes them, one group a client; or batched matrix
@@ -35,10 +99,7 @@ class VmapLayers(TorchFunctionMode):
 
     def __init__(self, convolutions: Convolutions, *, pad: bool) -> None:
         super().__init__()
-        self._replacements: dict[Any, Callable[..., Any]] = {
-            functional.dropout: refuse_dropout,
-            torch._VF.lstm: _lstm,
-        }
+        self._replacements[torch._VF.lstm] = _lstm
         if convolutions == "products":
             self._replacements[torch.conv2d] = _conv2d
         if pad:
@@ -49,11 +110,8 @@ class VmapLayers(TorchFunctionMode):
             # constant 0 prevents it.
             self._replacements[torch.Tensor.data_ptr] = lambda _: 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        """Call ``func``, or its replacement."""
-        return self._replacements.get(func, func)(*args, **(kwargs or {}))
+    def _call(self, function: Callable[..., Any], *values: Any) -> Any:
+        return stacked(function, *values)
 
 
 class VmapReductions(TorchFunctionMode):
@@ -171,6 +229,36 @@ def _embedding(input: Tensor, weight: Tensor, *settings: Any, **more: Any) -> Te
     padded = functional.pad(places, (0, -len(places) % _GROUP))
     found = functional.embedding(padded, weight, *settings, **more)
     return found[: len(places)].reshape(*input.shape, -1)
+
+
+def _normalised(
+    inputs: Tensor, counts: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs [K, B, C, ...] normalised; their means and unbiased variances [K, C].
+
+    Sums are over rows of a padded length, one for each channel of a client.
+    """
+    clients, examples, channels, *places = inputs.shape
+    size = examples * prod(places)
+    rows = aligned(widen(inputs).transpose(1, 2).reshape(clients, channels, size))
+    counted = counts.to(rows.dtype).unsqueeze(2).expand(-1, -1, prod(places))
+    kept = aligned(counted.reshape(clients, 1, size))
+    total = (counts.sum(1) * prod(places)).clamp(min=1).to(rows.dtype).view(clients, 1, 1)
+    means = (rows * kept).sum(2, keepdim=True) / total
+    centred = (rows - means) * kept
+    variances = centred.square().sum(2, keepdim=True) / total
+    normed = centred * (variances + eps).rsqrt()
+    if weight is not None:
+        normed = normed * weight.unsqueeze(2)
+    if bias is not None:
+        normed = normed + bias.unsqueeze(2)
+    outputs = normed[..., :size].reshape(clients, channels, examples, *places).transpose(1, 2)
+    unbiased = variances * total / (total - 1).clamp(min=1)
+    return (
+        outputs.to(inputs.dtype).clone(memory_format=torch.contiguous_format),
+        means.detach().squeeze(2),
+        unbiased.detach().squeeze(2),
+    )
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -24,6 +24,7 @@ from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
 from hpcfl.models.flat_vector import last_dense, layout_of, trained
 from hpcfl.models.losses import TermLoss, label_mask, widen
+from hpcfl.models.statistics import RunningStatistics
 from hpcfl.optim import Descent, OptimizerConfig, Sgd
 from hpcfl.types import (
     Batch,
@@ -268,12 +269,31 @@ class Gradient:
 
     The model's parameters become views of the vector, so that nothing is copied; where the same
     vector comes again, changed in place (the executor's ``y``), they are its views already.
+
+    Where the model has running statistics [Q], it is evaluated at a point [P + Q], which has them
+    behind the parameters, or at one of [P] by those that it was made with.
+
+    Args:
+        model: whose parameters and statistics become views.
+        loss: of a batch.
+        bf16: whether to autocast to bfloat16.
+        clip: the largest norm of a stochastic gradient.
+        statistics: the model's, if batches move any.
     """
 
     def __init__(
-        self, model: nn.Module, loss: TermLoss, *, bf16: bool = False, clip: float | None = None
+        self,
+        model: nn.Module,
+        loss: TermLoss,
+        *,
+        bf16: bool = False,
+        clip: float | None = None,
+        statistics: RunningStatistics | None = None,
     ) -> None:
         self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
+        self.statistics = statistics
+        self._uncounted = nullcontext if statistics is None else statistics.uncounted
+        self._always_in_evaluation = [layer for layer in model.modules() if not layer.training]
         self._layout, self._last_dense = layout_of(model), last_dense(model)
         self._parameters: list[Tensor] = list(trained(model).values())
         self._precision = (
@@ -336,30 +356,37 @@ class Gradient:
     def full(
         self, points: Sequence[Vector], batches: Iterable[tuple[int, Batch]]
     ) -> tuple[Vector, ...]:
-        """The gradients of the mean loss over all batches: no dropout, no clipping.
+        """The gradients [P] of the mean loss over all batches: no dropout, no clipping.
 
         Zero where all labels are padding.
 
         Args:
-            points: [P] each; one pass over the batches serves them all.
+            points: [P] or [P + Q] each; one pass over the batches serves them all.
             batches: each with the number of terms of its mean loss, by which it is weighted.
         """
         self.model.eval()
-        totals, count = tuple(map(torch.zeros_like, points)), 0
+        totals, count = tuple(p.new_zeros(self._layout.total) for p in points), 0
         with _recurrent_layers_in_training(self.model, self._parameters[0].device):
             for terms, batch in batches:
                 for point, total in zip(points, totals, strict=True):
+                    self._load_statistics(point)
                     total.add_(self._value_and_grad(point, batch)[1], alpha=terms)
                 count += terms
-        self.model.train()
+        self._train()
         return tuple(total.div_(max(count, 1)) for total in totals)
 
     def predict(self, x: Vector, inputs: Tensor) -> Tensor:
-        """The model's outputs at ``x`` in the run's precision: no dropout, no gradient."""
+        """The model's outputs at ``x`` in the run's precision: no dropout, no gradient.
+
+        Args:
+            x: [P] or [P + Q].
+            inputs: of a batch.
+        """
         self.model.eval()
+        self._load_statistics(x)
         with torch.no_grad():
             outputs = self._outputs(x, inputs)
-        self.model.train()
+        self._train()
         return outputs
 
     def unused(self, x: Vector, batch: Batch) -> list[int]:
@@ -370,12 +397,24 @@ class Gradient:
         )
         return [number for number, grad in enumerate(grads) if grad is None]
 
+    def _train(self) -> None:
+        """End an evaluation; layers that were in evaluation mode at the beginning stay in it."""
+        self.model.train()
+        for layer in self._always_in_evaluation:
+            layer.train(mode=False)
+
+    def _load_statistics(self, point: Vector) -> None:
+        if self.statistics is not None:
+            own = point[self._layout.total :]
+            self.statistics.load(own if len(own) else self.statistics.initial)
+
     def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
         if x is not self._viewed:
-            for parameter, view in zip(self._parameters, self._layout.views(x), strict=True):
+            views = self._layout.views(x[: self._layout.total])
+            for parameter, view in zip(self._parameters, views, strict=True):
                 parameter.data = view
             self._viewed = x
-        with unchanged(self._parameters), self._precision():
+        with unchanged(self._parameters), self._precision(), self._uncounted():
             outputs: Tensor = self.model(inputs)
         return outputs
 
@@ -478,21 +517,27 @@ class OneAtATime:
 class BatchGradient:
     """The gradient of one step's batch: see ``Grad``, which a hook may call several times."""
 
-    __slots__ = ("_batch", "_calls", "_gradient", "_seed", "loss")
+    __slots__ = ("_batch", "_calls", "_gradient", "_seed", "loss", "statistics")
 
     def __init__(self, gradient: Gradient, batch: Batch, seed: int) -> None:
         self._gradient, self._batch, self._seed = gradient, batch, seed
         self._calls = OneAtATime()
         self.loss: Tensor | None = None  # of the job, at the point of the first call
+        self.statistics: Vector | None = None  # [Q], which the first call moves; or None
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
         """The gradient at ``point``."""
         self._calls.check()
+        moved = self._gradient.statistics if self.loss is None else None
+        if moved is not None and self.statistics is not None:
+            moved.load(self.statistics)
         if loss is None:
             value, grad = self._gradient.stochastic(point, self._batch, self._seed)
         else:
             terms = self._calls.guarded(loss)
             value, grad = self._gradient.of_terms(point, self._batch, self._seed, terms)
+        if moved is not None:
+            self.statistics = moved.taken()
         if self.loss is None:
             self.loss = value
         return grad

@@ -12,6 +12,7 @@ from hpcfl.errors import JobError
 from hpcfl.models import imagenet
 from hpcfl.types import Section, absolute
 
+Statistics = Literal["mean", "local", "frozen"]
 _CHANNELS = 4  # of an image, at most: red, green, blue, opacity
 TORCHVISION = "torchvision"  # as ``init``: the default weights that torchvision publishes
 
@@ -37,6 +38,10 @@ class ModelConfig(Section):
     init_layers: Literal["all", "backbone"] = "all"
     """The layers that take their weights from ``init``. backbone: all but the last, which stays
     random even if its shape fits."""
+    statistics: Statistics | None = None
+    """The running statistics of batch normalisation: mean, of the clients', as the parameters;
+    local, each client its own; frozen, as the model was made with them. mean when absent, but local
+    of a method that says so."""
 
     def __post_init__(self) -> None:
         if self.init == TORCHVISION and self.imagenet is None:

@@ -4,24 +4,32 @@ Parameters that do not require a gradient are frozen: they are no part of the ve
 and moved as buffers are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hpcfl.layout import Layout
+from hpcfl.models.normalization import LAYERS
 from hpcfl.types import Vector
 
 
 def layout_of(model: nn.Module) -> Layout:
     """The layout of ``model``'s trained parameters."""
     named, dense = trained(model), last_dense(model)
-    own = {id(p) for p in dense.parameters()} if dense else set()
+    norms = [layer for layer in model.modules() if isinstance(layer, LAYERS)]
     return Layout(
         tuple(named),
         tuple(tuple(p.shape) for p in named.values()),
-        last_dense=tuple(name for name, p in named.items() if id(p) in own),
+        last_dense=_names_of([dense] if dense else [], named),
+        normalization=_names_of(norms, named),
     )
+
+
+def _names_of(layers: Sequence[nn.Module], named: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
+    """The names of these layers' parameters."""
+    own = {id(p) for layer in layers for p in layer.parameters()}
+    return tuple(name for name, p in named.items() if id(p) in own)
 
 
 def last_dense(model: nn.Module) -> nn.Module | None:
@@ -50,7 +58,10 @@ def parameters(model: nn.Module) -> Vector:
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What no round changes: persistent buffers and frozen parameters, by name."""
+    """Persistent buffers and frozen parameters, by name.
+
+    No round changes them, but running statistics (``hpcfl.models.statistics``).
+    """
     kept = model.state_dict()
     frozen = {name: p.data for name, p in model.named_parameters() if not p.requires_grad}
     return {name: buffer for name, buffer in model.named_buffers() if name in kept} | frozen

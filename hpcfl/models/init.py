@@ -12,7 +12,7 @@ from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.normalization import STATISTICS
 from hpcfl.models.weights import read_weights
 
-_COUNTER = "num_batches_tracked"  # of batch normalisation; not used by frozen statistics
+_COUNTER = "num_batches_tracked"  # of batch normalisation; nothing depends on it
 
 
 def load_initial(
@@ -24,7 +24,7 @@ def load_initial(
     row-major.
     Any other file holds tensors by name and may be partial: parameters that it lacks, entries that
     the model lacks, and a last layer of another shape (a head for other classes) are skipped, and
-    so is the last layer for ``layers="backbone"``.  Frozen statistics are never skipped.
+    so is the last layer for ``layers="backbone"``.  Running statistics are never skipped.
 
     Raises:
         JobError: the file is missing or damaged, or does not fit the model.
@@ -83,8 +83,8 @@ def _fitting(
         if name not in entries:
             if name.endswith(STATISTICS):
                 raise JobError(
-                    f"model.init: {path}: holds no {name}, and norm: frozen takes its statistics "
-                    "from there; name a state dict that has them, or set norm: group"
+                    f"model.init: {path}: holds no {name}, and batch normalisation takes its "
+                    "statistics from there; name a state dict that has them, or set norm: group"
                 )
             continue
         entry = entries[name]

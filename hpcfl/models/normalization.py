@@ -1,32 +1,18 @@
-"""Normalisation without running statistics: GroupNorm, or frozen batch normalisation."""
+"""Normalisation: GroupNorm, batch normalisation, or batch normalisation that is frozen."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _NormBase
 
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import Count
 
 STATISTICS = (".running_mean", ".running_var")  # end the names of frozen buffers
-UNFIT = (
-    "keeps running statistics (batch or instance normalisation), which are no parameters and "
-    "would differ between clients"
-)
-_CURE = "use GroupNorm (norm: group) or frozen statistics (norm: frozen)"
-
-
-def _no_batch(norm: Any) -> Any:
-    if norm == "batch":
-        raise ValueError(f"batch {UNFIT}; {_CURE}")
-    return norm
-
-
-NormName = Annotated[Literal["group", "frozen"], BeforeValidator(_no_batch)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +22,8 @@ class Normed(ModelConfig):
     divisor: ClassVar[int]
     """The greatest common divisor of the channels of its normalised layers."""
 
-    norm: NormName = "group"
-    """GroupNorm, or batch normalisation with the statistics of ``init``, which never change."""
+    norm: Literal["group", "batch", "frozen"] = "group"
+    """GroupNorm, batch normalisation, or it with the statistics of ``init``, which never change."""
     groups: Count = 2
     """Groups of channels of each GroupNorm."""
 
@@ -57,6 +43,8 @@ class Normed(ModelConfig):
         """Makes the normalisation of so many channels."""
         if self.norm == "frozen":
             return FrozenNorm
+        if self.norm == "batch":
+            return nn.BatchNorm2d
         return lambda channels: nn.GroupNorm(self.groups, channels)
 
 
@@ -79,6 +67,10 @@ class FrozenNorm(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Normalise images [B, C, H, W], each channel by its own mean and variance."""
         return batch_norm(images, self.running_mean, self.running_var, self.weight, self.bias)
+
+
+LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, FrozenNorm)
+"""The classes of normalisation layers; _NormBase: batch and instance normalisation."""
 
 
 def he_convolution(

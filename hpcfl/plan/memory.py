@@ -13,6 +13,7 @@ from hpcfl.io.memory import number, return_freed_memory
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
 from hpcfl.models.flat_vector import layout_of
+from hpcfl.models.statistics import normalises_batches
 from hpcfl.plan.full_gradients import diagnosed_rounds, full_gradient_means, full_gradients
 from hpcfl.setup.client_store import GIB
 from hpcfl.setup.components import Components
@@ -58,9 +59,13 @@ class Activations(NamedTuple):
 
 
 def probe(components: Components) -> Activations:
-    """Measure the activations of a gradient of one example, and of two; the difference is one's."""
-    (one, largest), (two, _) = _kept(components, 1), _kept(components, 2)
-    return Activations(two - one, largest)
+    """Measure the activations of a gradient of one example, and of two; the difference is one's.
+
+    Batch normalisation may have no gradient of one: then of two, and of three.
+    """
+    least = 2 if normalises_batches(components.model) else 1
+    (fewer, largest), (more, _) = _kept(components, least), _kept(components, least + 1)
+    return Activations(more - fewer, largest // least)
 
 
 def _kept(components: Components, examples: int) -> tuple[int, int]:

@@ -150,7 +150,7 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
             _share(components, usage, rank, int(members), process, activations)
             for rank, members in enumerate(most_trained(components, usage))
         ),
-        accountant=accountant(components.algorithm, job.cohort, len(population)),
+        accountant=accountant(job.algorithm, job.cohort, len(population)),
     )
 
 

@@ -20,13 +20,15 @@ from hpcfl.errors import JobError
 from hpcfl.evaluation.privacy import Accountant
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
+from hpcfl.plan import rank_counts
 from hpcfl.plan.data import Sizes, planned_data
 from hpcfl.plan.measure import measure_costs
 from hpcfl.plan.memory import Process, data_bytes, probe, this_process
+from hpcfl.plan.rank_counts import RankCount
 from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.slurm_request import LONGEST_H, slurm_request
-from hpcfl.plan.time import Prediction, predict, work
-from hpcfl.setup.components import build_components
+from hpcfl.plan.time import CostModel, Prediction, predict, work
+from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import device_type
 from hpcfl.user_code.names import short_name
 
@@ -61,6 +63,7 @@ def make_plan(
     ranks_per_node: int | None = None,
     words: Sequence[str] = (),
     epsilon: float | None = None,
+    others: Sequence[int] = (),
 ) -> JobPlan:
     """Find out what the job will need on so many ranks.
 
@@ -75,6 +78,8 @@ def make_plan(
         ranks_per_node: at most, in the command for Slurm.
         words: the job and its settings, in that command.
         epsilon: of the privacy for which the noise is to be found.
+        others: other numbers of ranks, which are compared with the first; then the plan is that of
+            the best, and its summary a table of all.
 
     Raises:
         JobError, DataError: something in the job does not fit.
@@ -82,12 +87,14 @@ def make_plan(
     if ranks is not None and ranks < 1:
         raise JobError(f"ranks: found {ranks}, expected 1 at least")
     if not measure:
-        return _make_plan(loaded, ranks or 1, out, None, sizes, ranks_per_node, words, epsilon)
+        return _make_plan(
+            loaded, ranks or 1, out, None, sizes, ranks_per_node, words, epsilon, others
+        )
     job, comms = loaded.job, loaded.job.comm
     exact, device = job.reduction == "exact", device_type(job)
     with group(connect(comms.backend, device, comms.timeout_s, exact=exact)) as comm:
         most = ranks or comm.size
-        return _make_plan(loaded, most, out, comm, sizes, ranks_per_node, words, epsilon)
+        return _make_plan(loaded, most, out, comm, sizes, ranks_per_node, words, epsilon, others)
 
 
 def _make_plan(
@@ -99,6 +106,7 @@ def _make_plan(
     ranks_per_node: int | None,
     words: Sequence[str],
     epsilon: float | None,
+    others: Sequence[int],
 ) -> JobPlan:
     """See ``make_plan``; collective on the ranks of ``comm``, which measure."""
     with nullcontext() if comm is None else raise_collectively(comm):
@@ -111,7 +119,14 @@ def _make_plan(
         process = this_process()
         if not data.real and process.resident is not None:  # as if it were loaded
             process = Process(process.resident + data_bytes(parts), None)
-        found = plan(parts, ranks, process=process, activations=activations)
+        plans = [
+            plan(parts, count, process=process, activations=activations)
+            for count in (ranks, *others)
+        ]
+    found = plans[0]
+    if others:
+        costs = None if comm is None else measure_costs(data.loaded, comm, data.dataset)
+        return _compare(parts, plans, costs, out, ranks_per_node, words, data.notes)
     algorithm = short_name(parts.loaded.tree["algorithm"]["name"])
     lines = [
         render_tables(
@@ -156,6 +171,41 @@ def _make_plan(
     if request.starts > 1:
         lines.append(f"which is requeued: about {request.starts} starts of that length in all")
     return JobPlan(found, prediction, command, "\n".join(lines))
+
+
+def _compare(
+    parts: Components,
+    plans: Sequence[Plan],
+    costs: CostModel | None,
+    out: Path | None,
+    ranks_per_node: int | None,
+    words: Sequence[str],
+    notes: Sequence[str],
+) -> JobPlan:
+    """The plan for the best number of ranks, with a table of all."""
+    gpus = parts.job.device == "cuda" if costs is None else costs.device == "cuda"
+    asked, counts, predictions = work(parts), [], {}
+    for found in plans:
+        ranks = len(found.shares)
+        predictions[ranks] = None if costs is None else predict(asked, ranks, costs)
+        hours = None if (said := predictions[ranks]) is None else said.hours
+        request = slurm_request(parts, found, hours=hours, gpus=gpus, most=ranks_per_node)
+        counts.append(RankCount(found, request, hours))
+    best = rank_counts.best(counts)
+    command = best.request.command(words or ["JOB.yaml"], out)
+    name = f"{parts.loaded.name}: {short_name(parts.loaded.tree['algorithm']['name'])}"
+    measured = (
+        "hours: not measured; add --measure where the job is to run"
+        if costs is None
+        else f"costs: {costs.origin}"
+    )
+    lines = [
+        name,
+        render_tables(rank_counts.table(counts), width=WIDTH),
+        *(fill(line, WIDTH) for line in (*notes, *rank_counts.advice(counts), measured)),
+        command,
+    ]
+    return JobPlan(best.plan, predictions[best.ranks], command, "\n".join(lines))
 
 
 def _duration(hours: float) -> str:

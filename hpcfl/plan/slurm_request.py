@@ -14,6 +14,8 @@ ROOM = 1.25  # of memory, over the plan's
 GPU_BYTES = 3e9  # of host memory that a rank on a GPU takes besides: CUDA's libraries and context
 SLACK = 1.5  # of time, over the prediction
 START_H = 1 / 6  # hours for the start
+STAGED = ("inaturalist", "landmarks", "stackoverflow")
+"""The jobs of jobs/papers/base that have a script of their own in slurm/."""
 LONGEST_H = 24  # of a submission: a longer run is requeued
 
 
@@ -32,15 +34,27 @@ class SlurmRequest(NamedTuple):
     """How many such limits the run takes."""
 
     def command(self, words: Sequence[str], out: Path | None = None) -> str:
-        """The command line: these words behind slurm/run.sh, and the run directory if given."""
+        """The command line: these words behind a script of slurm/, and the run directory if given.
+
+        It is run.sh, or that of the job, which stages its data.
+        """
         limit = f"{self.minutes // 60:02d}:{self.minutes % 60:02d}:00"
         gpus = f" --gpus-per-node={self.ranks_per_node}" if self.gpus else ""
         named = "" if out is None else f"HPCFL_OUT={quote(str(out))} "
         return (
             f"{named}sbatch -N {self.nodes} --ntasks-per-node={self.ranks_per_node}{gpus} "
-            f"-c {self.cores} --mem={self.gigabytes}G -t {limit} slurm/run.sh "
-            + " ".join(map(quote, words))
+            f"-c {self.cores} --mem={self.gigabytes}G -t {limit} {' '.join(_script(words))}"
         )
+
+
+def _script(words: Sequence[str]) -> list[str]:
+    """The script that suits a job, and its arguments."""
+    job, *settings = words
+    name = job.removesuffix(".yaml")
+    for staged in STAGED:
+        if name.endswith(f"papers/base/{staged}"):
+            return [f"slurm/{staged}.sh", *map(quote, settings)]
+    return ["slurm/run.sh", *map(quote, words)]
 
 
 def slurm_request(

@@ -6,7 +6,7 @@ set, which a caption says.  A setting with an unfinished seed, or with fewer see
 is finished, is not compared: the luck of few seeds would decide.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ class ChosenRuns(NamedTuple):
     """What was chosen, of how much, and on which examples."""
     note: str = ""
     """The same in a few words, for the title of a plot."""
+    settings: Mapping[str, Sequence[RunRecord]] = {}
+    """The runs of each choice, by its algorithm and, of several, its set-up."""
 
 
 class _Candidate(NamedTuple):
@@ -59,7 +61,7 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
         candidate = _Candidate(row.settings, members, _mean(members, key))
         found.setdefault(row.algorithm + several, []).append(candidate)
     kept: list[RunRecord] = []
-    choices, some_left_out = [], False
+    choices, settings, some_left_out = [], dict[str, Sequence[RunRecord]](), False
     for what, candidates in found.items():
         known = _comparable(candidates)
         some_left_out |= len(known) < len(candidates)
@@ -69,7 +71,7 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
             continue
         best = max(known, key=lambda each: each.score if higher else -each.score)
         choices.append(f"{what}: {best.settings or 'as it is'} (of {of} job{'s' * (of != 1)})")
-        chosen = {run.path for run in best.runs}
+        chosen, settings[what] = {run.path for run in best.runs}, best.runs
         kept += [run for run in runs if run.path in chosen]
     captions = [
         f"settings: those with the {'highest' if higher else 'lowest'} {key.replace('_', ' ')} "
@@ -78,7 +80,7 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
         *compared.caption("settings"),
         *choices,
     ]
-    return ChosenRuns(kept, captions, f"settings chosen on {EXAMPLES[compared.on]}")
+    return ChosenRuns(kept, captions, f"settings chosen on {EXAMPLES[compared.on]}", settings)
 
 
 def _score(compared: ComparedRuns) -> str:

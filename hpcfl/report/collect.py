@@ -18,7 +18,7 @@ from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import input_places
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.run_dir.record import RunReader, RunRecord
-from hpcfl.run_dir.sweep_log import SweepEvents, read_sweep_log
+from hpcfl.run_dir.sweep_log import SweepEvents, place_in_sweep, read_sweep_log
 
 JOB = "job.yaml"
 _SECTIONS = (b"algorithm:", b"diagnostics:", b"checkpoint:", b"store:", b"threads:")  # some of all
@@ -120,6 +120,9 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
         started = started or {path: False}
         for root in dict.fromkeys(folder.parent for folder in started):
             siblings = [item for item in started.items() if item[0].parent == root]
+            if (root / SWEEP_LOG).is_file():
+                places = dict(zip(started, map_in_threads(place_in_sweep, started), strict=True))
+                siblings.sort(key=lambda item: places[item[0]])
             groups.append((root, siblings, path))
     read = iter(map_in_threads(_read, [item for _, siblings, _ in groups for item in siblings]))
     runs: list[RunRecord] = []

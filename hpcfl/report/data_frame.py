@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfl.errors import JobError
 from hpcfl.io.packages import refuse_shadow
+from hpcfl.report.choose import choose_settings
 from hpcfl.report.collect import collect_runs
 from hpcfl.report.columns import ABOUT, COSTS, score_columns
 from hpcfl.report.groups import ComparedRuns
@@ -27,7 +28,7 @@ def read_log(path: Path) -> "DataFrame":
     return found
 
 
-def read_runs(paths: Sequence[Path]) -> "DataFrame":
+def read_runs(paths: Sequence[Path], *, chosen: bool) -> "DataFrame":
     """See ``hpcfl.read_runs``.
 
     Raises:
@@ -35,7 +36,10 @@ def read_runs(paths: Sequence[Path]) -> "DataFrame":
         StoreError: a file of a run is damaged.
     """
     made = _data_frame("read_runs", "hpcfl.report_runs(...).values, a list of dictionaries")
-    runs = ComparedRuns.of(collect_runs(paths).runs).runs
+    found_runs = collect_runs(paths).runs
+    if chosen:
+        found_runs = choose_settings(found_runs).runs
+    runs = ComparedRuns.of(found_runs).runs
     columns = [*ABOUT, *score_columns(runs), *COSTS]
     found: DataFrame = made.from_records([
         {

@@ -18,7 +18,7 @@ from hpcfl.report.table import Report, Table
 
 _WIDE = 48  # columns of the settings, which are wrapped
 # Titles of columns of text.
-_LEFT = ("run", "algorithm", "settings", "time\nby phase")
+_LEFT = ("run", "algorithm", "settings")
 
 # Characters that LaTeX does not print as they are, or not in its OT1 encoding.
 _ESCAPES = {

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hpcfl.errors import JobError
 from hpcfl.job.registry import shown
-from hpcfl.report import timing
 from hpcfl.report.choose import ChosenRuns, choose_settings
 from hpcfl.report.collect import collect_runs
 from hpcfl.report.comparison import with_published
@@ -16,9 +15,10 @@ from hpcfl.report.plots import Plot, PlotStyle
 from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.report.runs import by_run, by_seed
 from hpcfl.report.table import Report, Value
+from hpcfl.report.timing import by_phase
 from hpcfl.run_dir.record import RunRecord
 
-LAYOUTS = ("runs", "seeds", "paper")
+LAYOUTS = ("runs", "seeds", "paper", "time")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ def arranged(chosen: ChosenRuns, layout: str, targets: Sequence[Target] = ()) ->
     runs = chosen.runs
     if layout == "paper":
         report = as_papers(runs, targets)
+    elif layout == "time":
+        report = by_phase(runs)
     else:
         comparison = with_published(runs)
         for target in targets:
@@ -90,4 +92,4 @@ def report_runs(
         drawn = Plot(kept.runs, [plot], y, x, PlotStyle(note=kept.note))
         drawn.draw()
         notes += drawn.notes
-    return RunsReport(kept.runs, table.values, notes, plain(table) + timing.table(kept.runs))
+    return RunsReport(kept.runs, table.values, notes, plain(table))

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpcfl.engine.timing import PHASES
-from hpcfl.io.table import render_tables
 from hpcfl.report.columns import duration
-from hpcfl.report.formats import drawn
 from hpcfl.report.groups import labels
-from hpcfl.report.table import Table
+from hpcfl.report.table import Report, Table, Value
 from hpcfl.run_dir.log import OF_RANKS, SLOWEST
 from hpcfl.run_dir.record import RunRecord
 
@@ -67,23 +65,30 @@ def slowest_rank(lines: Lines) -> tuple[int, float] | None:
     return rank, often / ranks.total()
 
 
-def table(runs: Sequence[RunRecord]) -> str:
-    """A table in ASCII with a row for each run: the time by phase, in percent, and its speed.
+def by_phase(runs: Sequence[RunRecord]) -> Report:
+    """A table with a row for each run: the time by phase, in percent, and its speed.
 
-    What a log does not hold is "-"; an empty text where no log has the time by phase.
+    What a log does not hold is "-", and None for programs, which have seconds and shares of 1.
     """
-    if not any(seconds(run.log) for run in runs):
-        return ""
     titles = (
-        "time\nby phase",
+        "run",
         *("wall\ntime", *(f"{phase}\n%" for phase in PHASES)),
         *("imba-\nlance", "clients\n/s", "examples\n/s"),
     )
-    rows = [
-        (label, *_cells(run.log))
-        for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
-    ]
-    return render_tables(drawn(Table(titles, rows))) + "\n"
+    names = labels([run.path for run in runs])
+    rows = [(name, *_cells(run.log)) for name, run in zip(names, runs, strict=True)]
+    values = [{"run": name, **_values(run.log)} for name, run in zip(names, runs, strict=True)]
+    return Report([Table(titles, rows)], values)
+
+
+def _values(log: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
+    parts, found = seconds(log), shares(log)
+    return {
+        "phases_s": math.fsum(parts.values()) if parts else None,
+        **{phase: found.get(phase) for phase in PHASES},
+        "imbalance": imbalance(log),
+        **{f"{key}_per_s": rate(log, key) for key in ("clients", "examples")},
+    }
 
 
 def _cells(log: Sequence[Mapping[str, Any]]) -> list[str]:

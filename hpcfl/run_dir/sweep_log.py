@@ -1,6 +1,7 @@
 """Write and read sweep.log: a line for each event of a sweep, with a checksum."""
 
 import fcntl
+import math
 import re
 import sys
 import time
@@ -19,6 +20,8 @@ from hpcfl.io.progress import until_unread
 from hpcfl.run_dir.layout import SWEEP_LOG
 
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
+PLACE = "# place in the sweep: "
+"""Begins the job file of a run of a sweep, beside its directory; the number follows."""
 _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
 
 
@@ -157,3 +160,17 @@ def _require_prefix(where: str, tail: bytes) -> None:
     """Refuse bytes after the last line break that cannot be the beginning of a line."""
     if not checksum.is_line_prefix(tail):
         raise StoreError(f"{where}: its end is damaged, expected a line break; remove the line")
+
+
+def place_in_sweep(folder: Path) -> float:
+    """The place of a run in the grid of its sweep; infinite where that is not known.
+
+    Args:
+        folder: the run directory.
+    """
+    try:
+        with regular.open_binary(folder.with_name(f"{folder.name}.yaml")) as file:
+            number = file.readline().decode(errors="replace").removeprefix(PLACE).strip()
+    except OSError:
+        return math.inf
+    return int(number) if number.isdigit() else math.inf

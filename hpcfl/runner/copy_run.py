@@ -40,7 +40,7 @@ from hpcfl.run_dir.manifest import (
 )
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
-from hpcfl.setup.components import Components
+from hpcfl.setup.components import Components, with_statistics
 from hpcfl.store.row_table import Table
 
 
@@ -247,14 +247,14 @@ def _require_branch(components: Components, parent: Algorithm, source: RunDir, r
         JobError: it has, or what precedes round 1 would have been another: the first server, or a
             warm start, which only one of the two has.
     """
-    algorithm = components.algorithm
-    parent = parent.with_facts(algorithm.facts)
-    before = dry_round(parent, components.x0.numel(), components.x0.dtype)
+    algorithm, statistics = components.job.algorithm, components.statistics
+    carrying = with_statistics(components.job, parent.with_facts(algorithm.facts), statistics)
+    before = dry_round(carrying, components.x0.numel(), components.x0.dtype)
     if before.form != components.schema.form:
         why = "the states of the server or of the clients would have another form"
     elif parent.warm_start != algorithm.warm_start:
         why = "the states before round 1 would have been others"
-    elif not _same(*(one.init_server(components.x0) for one in (parent, algorithm))):
+    elif not _same(*(one.init_server(components.x0) for one in (carrying, components.algorithm))):
         why = "it begins with the parent's server, which had the other value"
     else:
         why = ""

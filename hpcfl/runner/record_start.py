@@ -99,7 +99,7 @@ def _branch_notes(session: RankSession) -> Iterator[str]:
     changes = (change for branch in session.branches for change in branch.changes)
     if not any(change["key"].startswith("cohort.") for change in changes):
         return
-    algorithm = session.components.algorithm
+    algorithm = session.components.job.algorithm
     derived: dict[str, Any] = {
         field.name: None
         for field in fields(algorithm)

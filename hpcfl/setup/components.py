@@ -24,6 +24,13 @@ from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round
 from hpcfl.engine.hook_rules import hook_advice
 from hpcfl.engine.run import Run, RunHooks, Schedule, Training, WarmStartGroups
+from hpcfl.engine.statistics import (
+    WithStatistics,
+    at_statistics,
+    joined,
+    personal_point,
+    statistics_in,
+)
 from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
@@ -36,6 +43,7 @@ from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import buffers, layout_of
+from hpcfl.models.statistics import RunningStatistics, statistics_of
 from hpcfl.models.training_loss import training_loss
 from hpcfl.optim import Descent
 from hpcfl.seeds import key
@@ -64,6 +72,8 @@ class Components:
     """The parameters that ``model.init`` did not provide."""
     schema: RoundSchema
     device: torch.device
+    statistics: RunningStatistics | None = None
+    """The model's running statistics, if rounds move any."""
 
     @property
     def job(self) -> Job:
@@ -77,13 +87,17 @@ class Components:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The model's buffers by name, on the device: the tensors themselves, not copies."""
-        return buffers(self.model)
+        """What no round changes of the model, by name, on the device: themselves, not copies.
+
+        Its buffers and frozen parameters; of running statistics those that it was made with.
+        """
+        kept = self.statistics
+        return buffers(self.model) | ({} if kept is None else kept.pieces(kept.initial))
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm, with its defaults resolved."""
-        return self.loaded.job.algorithm
+        """The algorithm, with its defaults resolved, and with running statistics if there are."""
+        return with_statistics(self.job, self.job.algorithm, self.statistics)
 
     @property
     def descent(self) -> Descent:
@@ -137,13 +151,17 @@ class Components:
         sizes = np.array(self.clients.examples, dtype=np.int64)
         return self.clients.examples_per_round + self.schema.points * sizes
 
-    def own_model(self, store: ClientStore, client: int) -> Vector | None:
-        """The last local model of a client, on the device; None before its first round."""
+    def own_model(self, store: ClientStore, client: int, x: Vector) -> Vector | None:
+        """The last local model of a client, on the device; None before its first round.
+
+        Its running statistics are the client's own, or those of the evaluated model ``x``.
+        """
         state, name = store.load(client), self.schema.local_model_field
         if state is None or name is None:
             return None
-        model: Vector = getattr(state, name)
-        return model.to(self.device, self.x0.dtype)
+        model, own = getattr(state, name), statistics_in(state)
+        statistics = x[len(self.x0) :] if own is None else own
+        return at_statistics(*(part.to(self.device, x.dtype) for part in (model, statistics)))
 
     def client_states(self, store: ClientStore) -> ClientStates:
         """The states of this rank's clients, between their store and the device."""
@@ -164,23 +182,32 @@ class Components:
             store: of the clients' states.
             tuning: of ``fine_tuning``.
             clients: their numbers; one that never took part has its first state.
-            x: [P], the evaluated model.
+            x: [P], or [P + Q] with running statistics, the evaluated model.
             round: rounds completed.
         """
         states = self.client_states(store)
         size = self.concurrent_clients
         for group in (clients[k : k + size] for k in range(0, len(clients), size)):
             own = (states.to_device(client, states.read(client)) for client in group)
-            made = [self.algorithm.personal_model(x, state) for state in own]
+            made = [personal_point(self.algorithm, x, state) for state in own]
             models = [x if model is None else model for model in made]
             if tuning is not None:
                 # The batches and the rate of the last round: a cosine ends at a rate of 0 after it.
-                last, starts = max(round - 1, 0), [Start(model) for model in models]
+                last, starts = max(round - 1, 0), [self._start(model) for model in models]
                 tasks = [self.clients.task_apart(i, last, self.tuning_steps) for i in group]
-                results = tuning.train(Message(x), tasks, starts, local_models=True)
+                message = Message(x[: len(self.x0)])
+                results = tuning.train(message, tasks, starts, local_models=True)
                 self.clients.pop_elapsed_s()  # no time of a round
-                models = [result.local_model for result in results]
+                models = [
+                    at_statistics(result.local_model, statistics_in(result.state))
+                    for result in results
+                ]
             yield from models
+
+    def _start(self, point: Vector) -> Any:
+        """The state from which a client is tuned: a model, and its running statistics."""
+        start, own = Start(point[: len(self.x0)]), point[len(self.x0) :]
+        return start if self.statistics is None else joined(start, own)
 
     @property
     def tuning_steps(self) -> int:
@@ -192,8 +219,11 @@ class Components:
         """The executor of the job's kind that trains before personal scores; None without steps."""
         if not self.tuning_steps:
             return None
-        algorithm = FineTuning().with_facts(self.algorithm.facts)
-        return self._executor(Sequential(algorithm, gradient, self.descent), shared=[])
+        algorithm: Algorithm = FineTuning().with_facts(self.algorithm.facts)
+        if self.statistics is not None:
+            algorithm = WithStatistics(algorithm, self.statistics.initial, "local")
+        one = Sequential(algorithm, gradient, self.descent)
+        return self._executor(one, shared=[False] * (self.statistics is not None))
 
     def tests(self, batch_size: int | None = None) -> EvaluationSet:
         """The test set, in batches of the job's size or another one."""
@@ -224,6 +254,7 @@ class Components:
             training_loss(self.job.loss, self.dataset.loss),
             bf16=self.job.precision == "bf16",
             clip=self.job.local.clip,
+            statistics=self.statistics,
         )
 
     def executor(self, gradient: Gradient) -> Executor:
@@ -320,6 +351,16 @@ class Components:
         return make_client_store(self.job.store, self.stored_state, root, rank, session_id, clients)
 
 
+def with_statistics(
+    job: Job, algorithm: Algorithm, statistics: RunningStatistics | None
+) -> Algorithm:
+    """The algorithm, with these running statistics as the job's model has them."""
+    if statistics is None or job.model.statistics == "frozen":
+        return algorithm
+    carried = job.model.statistics or algorithm.statistics
+    return WithStatistics(algorithm, statistics.initial, carried)
+
+
 def stored(job: Job, schema: RoundSchema) -> StateSchema:
     """The shape of a client's state in its store."""
     dtype = job.store.dtype
@@ -369,12 +410,17 @@ def build_components(
     layout = layout_of(model)
     loaded = resolve_algorithm(loaded, len(split.rows), dataset.classes, layout)
     algorithm, name = loaded.job.algorithm, loaded.tree["algorithm"]["name"]
+    model, x0 = model.to(device), x0.to(device)
+    statistics = RunningStatistics(model) if statistics_of(model) else None
+    carrying = with_statistics(loaded.job, algorithm, statistics)
     with as_job_error(
         f"algorithm.name: {name}", "its dry round failed", "", algorithm, advice=hook_advice
     ):
-        schema = dry_round(algorithm, x0.numel(), x0.dtype, loaded.job.local.descent(layout))
-    model, x0 = model.to(device), x0.to(device)
-    return Components(loaded, dataset, split, model, x0, skipped, schema, device)
+        descent = loaded.job.local.descent(layout)
+        schema = dry_round(algorithm, x0.numel(), x0.dtype, descent)
+        if carrying is not algorithm:
+            schema = dry_round(carrying, x0.numel(), x0.dtype, descent)
+    return Components(loaded, dataset, split, model, x0, skipped, schema, device, statistics)
 
 
 def build_run(

@@ -12,6 +12,7 @@ from hpcfl.job.schema import LoadedJob
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import parameters, trained
 from hpcfl.models.init import load_initial
+from hpcfl.models.statistics import put_in_training
 from hpcfl.seeds import key
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import seeded
@@ -100,7 +101,7 @@ def initial_model(
     """The initial model, its parameters, and the names of those that its file did not provide."""
     job = loaded.job
     x0, model = draw_model(loaded, dataset, key(job.seed, "model"))
-    model.train()
+    put_in_training(model, frozen=job.model.statistics == "frozen")
     file = job.model.init_file
     if file is None or resumed:
         return x0, model, ()

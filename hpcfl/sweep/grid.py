@@ -52,6 +52,8 @@ class Point:
     """The job's values, with the file and line of each, for error messages."""
     where: str
     """The file and line of its first choice."""
+    number: int = 0
+    """Its place in the grid, counted from 0."""
 
     @property
     def name(self) -> str:
@@ -204,7 +206,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
                 f"{point.where}: a run cannot be called {point.name!r}, as a file of the sweep "
                 "may be; give its axis other names"
             )
-        points[point.name] = point
+        points[point.name] = replace(point, number=len(points))
         clients = point.loaded.job.data.population
         if clients is not None and ranks > clients:
             raise JobError(

@@ -10,6 +10,7 @@ from rich.box import ASCII2
 from rich.table import Table
 
 from hpcfl.errors import DiskError, JobError, StoreError
+from hpcfl.io import regular
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
@@ -24,6 +25,7 @@ from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import committed
 from hpcfl.run_dir.record import read_record
+from hpcfl.run_dir.sweep_log import PLACE
 from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.sweep.grid import Point, Sweep
 
@@ -58,7 +60,9 @@ def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
 
 
 def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
-    """Write the job file of each run, and return their paths.
+    """Write the job file of each run that has not the same already, and return their paths.
+
+    Its first line has the place in the grid, which is that of the run in a report.
 
     A run is started from this file, not from the base job and the sweep, which the user may edit
     while the sweep is running.
@@ -68,9 +72,13 @@ def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
     """
     paths = []
     for run in runs:
-        content = yaml.safe_dump(run.point.loaded.tree, sort_keys=False).encode()
-        write_file(job_of(run.folder), content)
-        paths.append(job_of(run.folder))
+        path = job_of(run.folder)
+        content = f"{PLACE}{run.point.number}\n" + yaml.safe_dump(
+            run.point.loaded.tree, sort_keys=False
+        )
+        if not present(path) or regular.read(path) != content.encode():
+            write_file(path, content.encode())
+        paths.append(path)
     return paths
 
 

@@ -123,7 +123,7 @@ def prepare(
     folder.lock("a sweep", shared=partly)
     runs = pending_runs(sweep, folder.root)
     _fetch([run.point.loaded for run in runs if run.action != "skip"], signals)
-    write_jobs([run for run in runs if run.action == "start" or run.changes])
+    write_jobs(runs)
     return runs
 
 

@@ -154,6 +154,7 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
         (MATRIX, MATRIX),
         Identity({"personal": [], "body": 1.0}, tolerance=1e-12),
     ),
+    "fedbn": Entry({"name": "fedbn", "server_lr": 0.7}, (MATRIX, MATRIX)),
     "ditto": Entry({"name": "ditto", "lam": 0.5}),
     "fedspeed": Entry({"name": "fedspeed", "mu": 0.5}),
     "fedspeed-cohort": Entry(

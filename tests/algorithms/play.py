@@ -1,6 +1,7 @@
 """Plays a job in this process, from a plain tree, and reads back everything it left."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 import yaml
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from torch import nn
 
 from hpcfl.job.schema import LoadedJob, load
 from hpcfl.run_dir.manifest import committed
@@ -55,6 +57,30 @@ def softmax_problem(sizes: Sequence[int] = (3, 8, 5, 12, 7, 1), seed: int = 0) -
     return Problem(x, y, client)
 
 
+class Shifted(nn.Sequential):
+    """``linear`` with its bias in a normalisation layer: the same function of the parameters."""
+
+    class Shift(nn.GroupNorm):
+        """Divides by nothing."""
+
+        def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+            return outputs + self.bias
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int) -> None:
+        linear, shift = nn.Linear(prod(input_shape), outputs), self.Shift(1, outputs)
+        shift.weight.requires_grad_(False)
+        shift.bias.data = linear.bias.data  # drawn as in ``linear``
+        linear.bias = None
+        super().__init__(nn.Flatten(), linear, shift)
+
+
+def model_for(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """The smallest model that a method can be played with."""
+    if algorithm["name"] == "fedbn":  # which keeps normalisation layers
+        return {"name": "module", "of": f"{__name__}.Shifted"}
+    return {"name": "linear"}
+
+
 def tree(
     folder: Path, problem: Problem, algorithm: Mapping[str, Any], **changes: Any
 ) -> dict[str, Any]:
@@ -68,7 +94,7 @@ def tree(
         changes["weights"] = "uniform"
     return {
         "data": problem.write(folder) | ({"partition": {"kind": "pooled"}} if pooled else {}),
-        "model": {"name": "linear"},
+        "model": model_for(algorithm),
         "cohort": {"kind": "cyclic", "size": 1 if pooled else problem.population},
         "algorithm": dict(algorithm),
         "local": {"epochs": 2, "batch_size": 4, "lr": 0.3},

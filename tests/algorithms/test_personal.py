@@ -13,6 +13,7 @@ METHODS_WITH_MODELS = [
     a("fedper", personal=["1.bias"]),
     a("fedper", personal="all"),
     a("fedrep", personal=["1.weight"], body=0.6),
+    a("fedbn"),
     a("ditto", lam=0.5),
 ]
 

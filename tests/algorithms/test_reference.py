@@ -137,6 +137,7 @@ OPTIONS = [
     *options("fedmoswa", rho=[0.0, 0.4], gamma=[0.4, 1.0], server_lr=[0.7]),
     *options("fedper", personal=[["1.bias"], ["1.weight"]], server_lr=RATES),
     *options("fedrep", personal=[["1.bias"]], body=[0.3, 0.7], server_lr=[0.7]),
+    *options("fedbn", server_lr=RATES),
     *options("ditto", lam=[0.0, 0.5], server_lr=[0.7]),
     *options("fedspeed", mu=[0.4], alpha=[0.6], normalised=BOTH, server=["all", "cohort"]),
     *options("fedspeed", rho=[0.3], server=["all", "cohort"], server_lr=[0.7]),

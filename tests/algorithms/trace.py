@@ -52,7 +52,8 @@ class _Heard(Gradient):
     """Remembers what it answers."""
 
     def __init__(self, parts: Components) -> None:
-        super().__init__(parts.model, LOSSES[parts.dataset.loss], clip=parts.job.local.clip)
+        loss, clip = LOSSES[parts.dataset.loss], parts.job.local.clip
+        super().__init__(parts.model, loss, clip=clip, statistics=parts.statistics)
         self.answers: list[Array] = []
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[torch.Tensor, Vector]:

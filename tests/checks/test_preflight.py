@@ -7,7 +7,7 @@ from torch import nn
 
 
 def normed():
-    return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
+    return nn.Sequential(nn.BatchNorm1d(3, momentum=None), nn.Linear(3, 4))
 """
 REFUSED = {
     "the model": ("model={name: module, of: with_batch_norm.normed}", "its layer '0' "),

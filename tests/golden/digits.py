@@ -22,6 +22,7 @@ import torch
 from hpcfl.cli.main import main
 from hpcfl.setup.environment import processor
 from tests.algorithms.methods import ALL
+from tests.algorithms.play import model_for
 from tests.parallel.harness import play_all
 
 RECORDED = Path(__file__).with_name("hashes.json")
@@ -50,6 +51,8 @@ def jobs() -> dict[str, dict[str, Any]]:
     for name, algorithm in ALL.items():
         for executor in ("sequential", "block"):
             job = {**JOB, "algorithm": dict(algorithm), "executor": executor}
+            if algorithm["name"] == "fedbn":
+                job["model"] = model_for(algorithm)
             if algorithm["name"] == "dpfedavg":
                 job["weights"] = "uniform"
             if name == "centralized":

@@ -42,6 +42,7 @@ from hpcfl.setup.components import build_components
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema
 from tests.algorithms.methods import ENTRIES, SAMPLE
+from tests.algorithms.play import model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import long_form
@@ -120,7 +121,7 @@ def small_job(data, algorithm, **changes):
     cohort = {"kind": "cyclic", "size": 1 if pooled else 3}
     return {
         "data": data | pooled,
-        "model": {"name": "linear"},
+        "model": model_for(algorithm),
         "cohort": cohort,
         "algorithm": dict(algorithm),
         "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
@@ -212,6 +213,22 @@ def test_a_number_of_the_client_is_an_upload(tmp_path, problem, executor):
 class Kept(NamedTuple):
     last: Tensor
     total: Tensor
+
+
+class Normalised(nn.Sequential):
+    def __init__(self, input_shape, outputs):
+        layers = nn.Linear(*input_shape, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, outputs)
+        super().__init__(*layers)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedbn"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_running_statistics(tmp_path, problem, method, executor):
+    """The client of three examples has a padded batch."""
+    model = {"name": "module", "of": f"{__name__}.Normalised"}
+    local = {"epochs": 1, "batch_size": 4, "lr": 0.1, "drop_last": True}
+    job = small_job(problem, {"name": method}, model=model, local=local, executor=executor)
+    require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -459,7 +476,8 @@ def build_evaluation(path, device):
     """The evaluation of a job, whose local and personal models are the initial ones; this model."""
     parts = build_components(load(path, [f"device={device.type}"]), device)
     owned, x0 = range(len(parts.rows)), parts.x0
-    clients = Clients(parts.clients, owned, parts.weights, lambda _: x0, lambda *_: x0)
+    models = [x0] * len(owned)
+    clients = Clients(parts.clients, owned, parts.weights, lambda *_: x0, lambda *_: models)
     sets = {"test": parts.tests(), "validation": parts.validation()}
     how = parts.job.evaluate, parts.gradient(), parts.dataset
     return Evaluation(*how, sets, clients, Solo()), x0

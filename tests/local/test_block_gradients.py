@@ -268,10 +268,81 @@ def test_outside_of_vmap_nothing_is_stacked():
         stacked(torch.neg, torch.ones(3))
 
 
+class MeanOfBatch(nn.Module):
+    """Takes the batch's mean away, padding included."""
+
+    def forward(self, inputs):
+        return inputs - inputs.mean(0)
+
+
 def test_batch_statistics_are_found_also_where_both_examples_are_equal():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False))
-    model.append(nn.Flatten()).append(nn.Linear(2 * 4, 3))
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), MeanOfBatch(), nn.Flatten(), nn.Linear(2 * 4, 3))
     many = BlockGradients(model, LOSSES["cross_entropy"], "grouped")
     for images in (torch.randn(2, 1, 4, 4), torch.randn(1, 1, 4, 4).expand(2, -1, -1, -1)):
-        with pytest.raises(NotImplementedError, match="as with batch normalization"):
+        with pytest.raises(NotImplementedError, match="depends on the other examples"):
             many.probe(parameters(model), Batch(images, torch.tensor([0, 1])))
+
+
+NORMS = {
+    "plain": nn.BatchNorm2d(2, track_running_stats=False),
+    "without weights": nn.BatchNorm2d(2, affine=False, track_running_stats=False),
+    "by function": None,
+}
+
+
+class Norm(nn.Module):
+    def forward(self, inputs):
+        return nn.functional.batch_norm(inputs, None, None, training=True)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("precision", ["float64", "bf16"])
+def test_batch_normalisation_leaves_padding_out(norm, precision):
+    """A batch of one has several values of a channel here."""
+    torch.manual_seed(0)
+    layers = (
+        nn.Conv2d(1, 2, 3),
+        copy.deepcopy(NORMS[norm]) or Norm(),
+        nn.Flatten(),
+        nn.Linear(2 * 4, 3),
+    )
+    model, bf16 = nn.Sequential(*layers), precision == "bf16"
+    model, near = (model, 0.05) if bf16 else (model.double(), 1e-13)
+    dtype = torch.float32 if bf16 else torch.float64
+    batches = [Batch(torch.randn(n, 1, 4, 4, dtype=dtype), torch.arange(n) % 3) for n in (4, 1, 3)]
+    loss = LOSSES["cross_entropy"]
+    many = BlockGradients(model, loss, "grouped", bf16=bf16)
+    x = parameters(model)
+    many.probe(x, Batch(*(leaf[:2] for leaf in batches[0])))
+    (step,) = PaddedBatches(4, 6).steps(tasks(batches))
+    losses, gradients = many(x.expand(4, -1), step.batches)
+    for k, batch in enumerate(batches):
+        value, gradient = Gradient(model, loss, bf16=bf16).stochastic(x, batch, 0)
+        torch.testing.assert_close(losses[k], value, rtol=0, atol=near, check_dtype=False)
+        torch.testing.assert_close(gradients[k], gradient, rtol=0, atol=near)
+
+
+def test_batch_normalisation_along_another_dimension_is_refused():
+    model = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Flatten(0, 1), nn.BatchNorm1d(2)).append(
+        nn.Sequential(nn.Unflatten(0, (-1, 2)), nn.Flatten(), nn.Linear(4, 3))
+    )
+    model[2].track_running_stats = False
+    many = BlockGradients(model, LOSSES["cross_entropy"], "grouped")
+    with pytest.raises(NotImplementedError, match="first dimension is not the batch"):
+        many.probe(parameters(model), Batch(torch.randn(2, 4), torch.tensor([0, 1])))
+
+
+def test_a_layer_that_is_used_twice_is_left_as_it_was():
+    """torch.func.functional_call leaves its parameters in a layer that has two names."""
+    layer = nn.Linear(3, 3)
+    tied = nn.Linear(3, 3, bias=False)
+    tied.weight = layer.weight
+    model = nn.Sequential(layer, nn.Tanh(), layer, tied).double()
+    own, x = dict(model.named_parameters(remove_duplicate=False)), parameters(model)
+    row = Batch(torch.randn(2, 3).double(), torch.tensor([0, 1]))
+    many = BlockGradients(model, LOSSES["cross_entropy"], "grouped")
+    (step,) = PaddedBatches(2, 3).steps(tasks([row, row]))
+    _, gradients = many(x.expand(2, -1), step.batches)
+    assert all(p is own[n] for n, p in model.named_parameters(remove_duplicate=False))
+    expected = Gradient(model, LOSSES["cross_entropy"]).stochastic(x, row, 0)[1]
+    torch.testing.assert_close(gradients[1], expected, rtol=0, atol=1e-14)

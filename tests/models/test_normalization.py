@@ -1,4 +1,4 @@
-"""Normalisation that keeps nothing: in the models, and as a job asks for it."""
+"""Normalisation in the models, and as a job asks for it."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hpcfl.models import MODELS
 from hpcfl.models.flat_vector import buffers
 from hpcfl.models.init import load_initial
 from hpcfl.models.normalization import FrozenNorm
+from tests.vision import torchvision
 
 pytestmark = pytest.mark.slow
 
@@ -108,12 +109,19 @@ def test_frozen_statistics_are_never_missing(tmp_path):
     entries = given("resnet18")
     del entries["layer3.0.bn2.running_var"]
     save_file(entries, tmp_path / "x.safetensors")
-    expected = r"holds no layer3\.0\.bn2\.running_var, and norm: frozen takes its statistics from"
+    expected = r"holds no layer3\.0\.bn2\.running_var, and batch normalisation takes its statis"
     with pytest.raises(JobError, match=expected):
         load_initial(model, tmp_path / "x.safetensors")
     np.save(tmp_path / "x.npy", np.ones(sum(p.numel() for p in model.parameters())))
     with pytest.raises(JobError, match=r"holds no bn1\.running_mean"):
         load_initial(model, tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_normalisation_is_torchvisions(name):
+    ours = MODELS[name](norm="batch").build((3, 32, 32), 10).state_dict()
+    theirs = getattr(torchvision().models, name)(num_classes=10).state_dict()
+    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
 
 
 def test_frozen_statistics_are_finite(tmp_path):
@@ -131,19 +139,11 @@ def test_groups(groups, layers):
     assert found == [groups] * layers
 
 
-REASON = (
-    "keeps running statistics (batch or instance normalisation), which are no parameters and would "
-    "differ between clients"
-)
-CURE = "use GroupNorm (norm: group) or frozen statistics (norm: frozen)"
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("norm: batch", f"model.norm: batch {REASON}; {CURE}"),
-        ("norm: layer", "model.norm: found 'layer', expected 'group' or 'frozen'"),
+        ("norm: layer", "model.norm: found 'layer', expected 'group', 'batch' or 'frozen'"),
         (
             "norm: frozen",
             "model: norm frozen takes its statistics from the file of init, and there",
@@ -156,22 +156,6 @@ def test_a_job_that_asks_for_something_else(job, refused, name, settings, messag
     job.write_text(job.read_text().replace("{name: linear}", f"{{name: {name}, {settings}}}"))
     line = refused("run", job)
     assert line.startswith(f"JobError: {job}:2: {message}")
-
-
-def test_a_model_of_ones_own_with_batch_normalisation(job, refused, tmp_path, monkeypatch):
-    (tmp_path / "own_norm.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from torch import nn\n"
-        "from hpcfl.models.base import ModelConfig\n"
-        "@dataclass(frozen=True, kw_only=True)\n"
-        "class Own(ModelConfig):\n"
-        "    def build(self, input_shape, outputs):\n"
-        "        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, outputs))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    line = refused("run", job, "model={name: own_norm.Own}", "--out", tmp_path / "run")
-    found = f"JobError: model.name: own_norm.Own: its layer '0' {REASON}"
-    assert line.startswith(f"{found}; use torch.nn.GroupNorm there, or keep it in evaluation mode")
 
 
 class Pretrained(nn.Module):

@@ -11,7 +11,7 @@ NET = """\
 from torch import nn
 
 def norm(outputs):
-    return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))
+    return nn.Sequential(nn.Linear(64, 8), nn.SyncBatchNorm(8), nn.Linear(8, outputs))
 
 def narrow(outputs, *, width):
     return nn.Linear(width, outputs)

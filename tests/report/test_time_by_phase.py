@@ -1,5 +1,6 @@
 """Where the time went, from logs of all ages."""
 
+import csv
 import json
 import shutil
 
@@ -57,12 +58,15 @@ def test_a_report_says_where_the_time_went(job, hpcfl, tmp_path):
     lines = [json.loads(text) for text in log.read_text().splitlines()]
     log.write_bytes(log_of({k: e[k] for k in keep if k in e} for e in lines))
     shutil.rmtree(log.parent / "checkpoints")  # whose log it was
-    said = hpcfl("report", tmp_path / "runs", "--plot", tmp_path / "p.png").out
-    start = next(k for k, text in enumerate(said) if "by phase" in text)
+    asked = ("report", tmp_path / "runs", "--layout", "time")
+    said = hpcfl(*asked).out
+    start = next(k for k, text in enumerate(said) if text.startswith("| run"))
     new, old = ([c.strip() for c in said[start + k].strip("|").split("|")] for k in (2, 3))
     assert (new[0], old[0]) == ("new", "old")
     parts = list(map(float, new[2 : 2 + len(PHASES)]))
     assert sum(parts) == pytest.approx(100, abs=0.05 * len(PHASES))
     assert set(old[1 : 3 + len(PHASES)]) == {"-"}
-    for other in (["--format", "csv", tmp_path / "runs"], [log.parent]):
-        assert not any("by phase" in text for text in hpcfl("report", *other).out)
+    rows = list(csv.DictReader(hpcfl(*asked, "--format", "csv").out))
+    assert sum(float(rows[0][phase]) for phase in PHASES) == pytest.approx(1)
+    assert rows[1]["compute"] == ""
+    assert "compute" not in hpcfl("report", tmp_path / "runs").text  # unless it is asked for

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms.by_hand.quadratic import local, near
-from tests.algorithms.play import Problem, parts, play, servers, states, tree
+from tests.algorithms.play import Problem, model_for, parts, play, servers, states, tree
 
 LINES = Problem(np.array([[1.0], [2.0]]), np.array([3.0, -1.0]), np.array([0, 1]))
 
@@ -19,7 +19,7 @@ def lines(tmp_path):
 
     def go(algorithm, steps):
         np.save(tmp_path / "ones.npy", np.ones(2))
-        start = {"name": "linear", "init": str(tmp_path / "ones.npy")}
+        start = {**model_for(algorithm), "init": str(tmp_path / "ones.npy")}
         job = tree(tmp_path, LINES, algorithm, model=start, weights="uniform", rounds=2)
         job |= {"local": local(steps=steps), "checkpoint": {"every": 1, "keep": 9}}
         path = play(tmp_path, job).path
@@ -42,6 +42,13 @@ def test_fedrep(lines):
     x, own = lines({"name": "fedrep", "personal": ["1.bias"], "body": 0.5}, steps=2)
     assert x == [near([1, 1]), near([0.685, 1]), near([0.472375, 1])]
     assert own == near([1.2215, 0.303])
+
+
+def test_fedbn(lines):
+    """As FedPer's: b is the bias of a normalisation layer."""
+    assert lines({"name": "fedbn"}, steps=1) == lines(
+        {"name": "fedper", "personal": ["1.bias"]}, steps=1
+    )
 
 
 def test_ditto(run):

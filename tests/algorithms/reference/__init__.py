@@ -49,7 +49,7 @@ from tests.algorithms.reference.momentum import (
     localghb,
     mofedsam,
 )
-from tests.algorithms.reference.personal import ditto, fedper, fedrep
+from tests.algorithms.reference.personal import ditto, fedbn, fedper, fedrep
 from tests.algorithms.reference.setting import Setting
 from tests.algorithms.reference.sharpness import (
     fedgamma,
@@ -77,6 +77,7 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         fedadc,
         fedavg,
         fedavgm,
+        fedbn,
         fedcm,
         feddyn,
         fedexp,

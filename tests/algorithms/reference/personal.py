@@ -52,6 +52,10 @@ def fedper(
     return _apart(s, personal, server_lr, models)
 
 
+def fedbn(s: Setting, server_lr: float = 1.0, models: Models | None = None) -> Array:
+    return _apart(s, ["1.bias"], server_lr, models)  # the normalisation layer of ``play.Shifted``
+
+
 def fedrep(
     s: Setting,
     personal: str | Sequence[str] = "last",

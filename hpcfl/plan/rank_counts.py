@@ -1,0 +1,99 @@
+"""Compare numbers of ranks: the time, the hours of GPUs or cores, and the memory of each."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.box import ASCII2
+from rich.filesize import decimal
+from rich.table import Table
+
+from hpcfl.plan.resources import Plan
+from hpcfl.plan.slurm_request import SlurmRequest
+
+WORTH = 1.5
+"""The best number of ranks is the fastest one that takes at most so many times the fewest hours of
+GPUs or cores."""
+
+
+class RankCount(NamedTuple):
+    """What a job needs on a number of ranks."""
+
+    plan: Plan
+    request: SlurmRequest
+    hours: float | None
+    """Of the whole job; None where nothing was measured."""
+
+    @property
+    def ranks(self) -> int:
+        """How many."""
+        return len(self.plan.shares)
+
+    @property
+    def spent(self) -> float | None:
+        """GPU-hours; core-hours on CPUs."""
+        each = 1 if self.request.gpus else self.request.cores
+        return None if self.hours is None else self.hours * self.ranks * each
+
+    @property
+    def device_bytes(self) -> int:
+        """Of the tensors of a rank while it trains, besides examples: what a GPU holds of it."""
+        found = [share.memory for share in self.plan.shares]
+        return max(each.model + each.activations + each.cohort + each.sums for each in found)
+
+
+def table(counts: Sequence[RankCount]) -> Table:
+    """A row for each number of ranks."""
+    unit = _unit(counts)
+    made = Table(box=ASCII2)
+    for title in (
+        *("ranks", "nodes", "memory\nof a node", "tensors\nof a rank", "stores\nof all"),
+        *("hours", unit, "node-hours"),
+    ):
+        made.add_column(title, justify="right", no_wrap=True)
+    for each in counts:
+        nodes, hours, spent = each.request.nodes, each.hours, each.spent
+        made.add_row(
+            *(f"{each.ranks}", f"{nodes}"),
+            *(f"{each.request.gigabytes} GB", decimal(each.device_bytes)),
+            decimal(each.plan.disk_budget.stores),
+            *("-" if found is None else f"{found:.3g}" for found in (hours, spent)),
+            "-" if hours is None else f"{hours * nodes:.3g}",
+        )
+    return made
+
+
+def best(counts: Sequence[RankCount]) -> RankCount:
+    """The fastest of those that are worth their hours; the first where nothing was measured."""
+    measured = [(each.hours, each.spent, each) for each in counts]
+    known = [(h, spent, each) for h, spent, each in measured if h is not None and spent is not None]
+    if not known:
+        return counts[0]
+    fewest = min(spent for _, spent, _ in known)
+    worth = [(hours, each) for hours, spent, each in known if spent <= WORTH * fewest]
+    return min(worth, key=lambda pair: pair[0])[1]
+
+
+def advice(counts: Sequence[RankCount]) -> list[str]:
+    """Which number is the best, and a warning about each that takes far more hours than it."""
+    chosen, unit = best(counts), _unit(counts)
+    if chosen.hours is None or chosen.spent is None:
+        return []
+    lines = [
+        f"best: {_ranks(chosen)}, the fastest at no more than {WORTH:g} times the fewest {unit}"
+    ]
+    for each in counts:
+        if each.hours is None or each.spent is None or each.spent <= WORTH * chosen.spent:
+            continue
+        lines.append(
+            f"WARNING: {_ranks(each)} take {each.spent / chosen.spent:.3g} times the {unit} of "
+            f"{_ranks(chosen)}, for {each.hours / chosen.hours:.2g} of the time"
+        )
+    return lines
+
+
+def _unit(counts: Sequence[RankCount]) -> str:
+    return "GPU-hours" if counts[0].request.gpus else "core-hours"
+
+
+def _ranks(count: RankCount) -> str:
+    return f"{count.ranks} rank{'s' * (count.ranks > 1)}"

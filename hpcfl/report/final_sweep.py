@@ -1,0 +1,121 @@
+"""Write a sweep of the settings that were chosen: ``hpcfl report --chosen --write-sweep F.yaml``.
+
+Its runs are those of the paper: with all training data, and the settings chosen on a part of them.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcfl.errors import JobError
+from hpcfl.io.atomic import check_output, write_output
+from hpcfl.job.schema import LoadedJob, resolve_algorithm
+from hpcfl.job.settings import SEED, flatten, value_of
+from hpcfl.job.yaml_file import plain
+from hpcfl.report.choose import ChosenRuns
+from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.load_run import load_run
+
+_CLASS = ("name", "kind")  # of a section: its other keys are those of the class
+
+
+def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
+    """Write a sweep with a point for each chosen setting, and an axis of the seeds.
+
+    Its base job is the job.yaml of the first chosen run.
+
+    Returns:
+        A line for the user.
+
+    Raises:
+        JobError: nothing was chosen, or the file cannot be written.
+        StoreError: the job of a run is damaged.
+    """
+    check_output(path)
+    if not chosen.settings:
+        raise JobError("--write-sweep: no setting was chosen, so there is no sweep to write")
+    jobs = {
+        what: _for_all_data(load_run(RunDir(runs[0].path)))
+        for what, runs in chosen.settings.items()
+    }
+    base = next(iter(chosen.settings.values()))[0].path / "job.yaml"
+    first = next(iter(jobs.values()))
+    found = dict.fromkeys(key for tree in jobs.values() for key, _ in _changes(first, tree))
+    keys = [key for key in found if not any(key.startswith(f"{above}.") for above in found)]
+    seeds = sorted({run.settings[SEED] for runs in chosen.settings.values() for run in runs})
+    # A whole section of the grid has those of its keys that all of the training data change, too.
+    always = {
+        key: value
+        for key, value in _changes(plain(load_run(RunDir(base.parent)).tree), first)
+        if not any(f"{key}.".startswith(f"{above}.") for above in keys)
+    }
+    sweep = {
+        "job": os.path.relpath(base, path.parent),
+        "set": always,
+        "grid": {
+            "method": {
+                _name(what): {key: value_of(flatten(tree), key) for key in keys}
+                for what, tree in jobs.items()
+            },
+            SEED: seeds,
+        },
+    }
+    if not sweep["set"]:
+        del sweep["set"]
+    lines = [f"# {line}\n" for line in chosen.captions]
+    text = yaml.safe_dump(sweep, sort_keys=False, default_flow_style=None)
+    write_output(path, "".join([*lines, text]).encode())
+    runs = len(jobs) * len(seeds)
+    return f"{path}: a sweep of {runs} run{'s' * (runs > 1)}, with all training data"
+
+
+def _for_all_data(loaded: LoadedJob) -> dict[str, Any]:
+    """The job with all training data: no validation data, and nothing that waits for their scores.
+
+    Defaults of the algorithm that followed from the clients are left to follow from all of them.
+    """
+    tree: dict[str, Any] = plain(loaded.tree)
+    tree["data"]["validation"] = None
+    if loaded.job.stop is not None and loaded.job.stop.metric.startswith("validation_"):
+        tree["stop"] = None
+    algorithm, population = loaded.job.algorithm, loaded.job.data.population
+    for field in fields(algorithm):
+        value = getattr(algorithm, field.name)
+        if field.default is None and value is not None and population is not None:
+            absent: dict[str, Any] = {field.name: None}
+            unset = replace(loaded.job, algorithm=replace(algorithm, **absent))
+            derived = resolve_algorithm(replace(loaded, job=unset), population).job.algorithm
+            if getattr(derived, field.name) == value:
+                tree["algorithm"][field.name] = None
+    return tree
+
+
+def _changes(
+    base: Mapping[str, Any], own: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """The dotted keys, and their values in ``own``, in which two jobs differ, but the seed.
+
+    A section of another class is one key.
+    """
+    for key, value in own.items():
+        before = base.get(key)
+        if value == before or above + key == SEED:
+            continue
+        if (
+            isinstance(value, Mapping)
+            and isinstance(before, Mapping)
+            and all(value.get(name) == before.get(name) for name in _CLASS)
+        ):
+            yield from _changes(before, value, f"{above}{key}.")
+        else:
+            yield above + key, value
+
+
+def _name(what: str) -> str:
+    """A name of a point, which names directories."""
+    return re.sub(r"[^A-Za-z0-9_.+]+", "-", what).strip("-.+") or "chosen"
