@@ -61,6 +61,7 @@ check: $(STAMP)  ## Style, types, import rules, shell scripts
 
 docs: $(STAMP)  ## Build the site into site/; a dead link is an error
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going --fresh-env docs site
+	@echo $(CURDIR)/site/index.html
 
 format: $(STAMP)  ## Let ruff repair what it can
 	$(BIN)/ruff check --fix .

@@ -21,7 +21,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
 from hpcfl.job.description import REQUIRED, Setting, kinds, settings, summary
 from hpcfl.job.resume_rules import is_mutable
-from hpcfl.job.schema import LARGEST, SECTIONS, SMALLEST, Job
+from hpcfl.job.schema import SECTIONS, Job, limits
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
@@ -31,7 +31,6 @@ from hpcfl.optim import OPTIMIZERS
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-ARITHMETIC = 1e30  # larger bounds keep numbers finite, and say nothing to a reader
 HEADER = "| key | default | values | meaning |\n|---|---|---|---|"
 
 
@@ -152,16 +151,9 @@ def _row(key: Setting, prefix: str) -> str:
     section = key.values == "section" and not prefix
     name = f"[`{path}`](#{key.name})" if section else f"`{path}`"
     default = f"`{key.default}`" if key.default not in (None, REQUIRED) else key.default or ""
-    values = ", ".join([key.values, *_limits(tuple(path.split(".")))])
+    values = ", ".join([key.values, *limits(tuple(path.split(".")))])
     change = "" if not is_mutable(path, {}) else " *May change at a resume.*"
     return f"| {name} | {_cell(default)} | {_cell(values)} | {_cell(key.meaning)}{change} |"
-
-
-def _limits(path: tuple[str, ...]) -> Iterator[str]:
-    """The bounds that a job has beside those of its classes, but those of arithmetic."""
-    for sign, bounds in ((">=", SMALLEST), ("<=", LARGEST)):
-        if bounds.get(path, ARITHMETIC) < ARITHMETIC:
-            yield f"{sign} {bounds[path]:.12g}"  # 10000000.0 as 10000000
 
 
 def _cell(text: str) -> str:

@@ -84,7 +84,7 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     dealt = loaded.job.data.partition_clients
     if components:
         dealt = len(components.rows) + components.split.kept_clients
-    lines = [*_job_lines(in_force, population, dealt, components and components.schema)]
+    lines = [*_job_lines(in_force, population, dealt, components.schema if components else None)]
     if components:
         lines += [*_data_lines(components), *(("note", note) for note in notes)]
         lines += _input_lines(inputs)

@@ -24,13 +24,22 @@ from hpcfl.job.description import REQUIRED, kinds, settings, summary
 from hpcfl.job.packaged import FOLDER, packaged_jobs
 from hpcfl.job.packaged import summary as summary_of_job
 from hpcfl.job.registry import find_own, suggestion
-from hpcfl.job.schema import SECTIONS, Job
+from hpcfl.job.schema import SECTIONS, Job, limits
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
+from hpcfl.models.training_loss import TRAINING_LOSSES
+from hpcfl.optim import OPTIMIZERS
 
 # Sections of a job whose keys follow from one choice: listed as the choices that there are.
-CHOICES = {"algorithm": "algorithms", "cohort": "cohorts", "model": "models", "task": "tasks"}
+CHOICES = {
+    "algorithm": "algorithms",
+    "cohort": "cohorts",
+    "loss": "losses",
+    "model": "models",
+    "optimizer": "optimizers",
+    "task": "tasks",
+}
 _LISTED = {"algorithm": "algorithms", "data": "data", "model": "models"}  # by section
 NARROWEST, WIDEST = 80, 100  # columns of a table
 # Parameters in the dry rounds: scalars that are sent along round to nothing.
@@ -59,6 +68,8 @@ def listing(what: str | None = None) -> str:
         "partitions": (partial(_sections, "data.partition.kind"), kinds(Partition)),
         "cohorts": (partial(_sections, "cohort.kind"), kinds(CohortConfig)),
         "models": (partial(_sections, "model.name", base=ModelConfig), MODELS),
+        "optimizers": (partial(_sections, "local.optimizer.kind"), OPTIMIZERS),
+        "losses": (partial(_sections, "loss.kind"), TRAINING_LOSSES),
         "tasks": (_tasks, TASKS),
         "jobs": (partial(_jobs, width), packaged_jobs()),
     }
@@ -87,11 +98,18 @@ def listing(what: str | None = None) -> str:
 
 def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
     table = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
-    table.add_row("(every one)", "", "", "", "", "\n".join(_settings(Algorithm)))
+    of_all = "\n".join(_settings(Algorithm, "algorithm"))
+    table.add_row("(every one)", "", "", "", "", of_all)
     for name, cls in known.items():
         counted = [f"(counted as {cls.traffic_note})"] if cls.traffic_note else []
         sizes, more = _sizes(name, cls)
-        about = (_summary(cls), _reference(cls), *counted, *more, *_settings(cls, Algorithm))
+        about = (
+            _summary(cls),
+            _reference(cls),
+            *counted,
+            *more,
+            *_settings(cls, "algorithm", Algorithm),
+        )
         table.add_row(name, *sizes, "\n".join(about))
     table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "
@@ -165,10 +183,12 @@ def _titled(*columns: str) -> Table:
 
 def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] | None = None) -> Table:
     table = _titled(key, "what, settings")
+    section = key.rpartition(".")[0]  # of a choice by name or kind; else each name is a section's
     if base:
-        table.add_row("(every one)", "\n".join(_settings(base)))
+        table.add_row("(every one)", "\n".join(_settings(base, section)))
     for name, cls in known.items():
-        table.add_row(name, "\n".join((_summary(cls), *_settings(cls, base))))
+        keys = _settings(cls, section or name, base)
+        table.add_row(name, "\n".join((_summary(cls), *keys)))
     return table
 
 
@@ -183,10 +203,12 @@ def _reference(cls: type[Any]) -> str:
     return " ".join(paragraphs[:departures][-1].split())
 
 
-def _settings(cls: type[Any], base: type[Any] | None = None) -> Iterable[str]:
+def _settings(cls: type[Any], section: str, base: type[Any] | None = None) -> Iterable[str]:
     """A line for every key of a section that ``base`` lacks: name, default, values, meaning."""
+    at = () if cls is Job else tuple(section.split("."))
     for key in settings(cls, base):
         given = "" if key.default is None else f" = {key.default}"
         default = ", required" if key.default == REQUIRED else given
         meaning = f": {key.meaning.replace('``', '')}" if key.meaning else ""
-        yield f"- {key.name}{default} ({key.values}){meaning}"
+        values = ", ".join([key.values, *limits((*at, key.name))])
+        yield f"- {key.name}{default} ({values}){meaning}"

@@ -8,6 +8,7 @@ Renyi differential privacy composes the rounds.  Which bound it is follows from 
     others     every round counts for every client, as nobody draws the cohorts; presence
 """
 
+from decimal import ROUND_CEILING, Context
 from importlib import import_module
 from typing import Any
 
@@ -67,7 +68,7 @@ class Accountant:
         return float(accountant.get_epsilon(self.delta))
 
     def noise_for(self, epsilon: float, rounds: int) -> float:
-        """The smallest noise, to 1e-6, with which so many rounds keep ``epsilon``.
+        """The smallest noise of six digits with which so many rounds keep ``epsilon``.
 
         Raises:
             JobError: dp-accounting is not installed, or no noise is found.
@@ -83,7 +84,8 @@ class Accountant:
             )
         except (ValueError, library.mechanism_calibration.NoBracketIntervalFoundError) as e:
             raise JobError(f"--epsilon {epsilon:g}: no noise found: {e}") from e
-        return float(found)
+        # Up, as a job that has six digits of it must not give more away.
+        return float(Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(found))
 
     @property
     def _sampled(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
 from hpcfl.errors import JobError, as_job_error, defined, described
 from hpcfl.io.packages import installed, refuse_shadow
-from hpcfl.job.registry import check_names, import_dotted, shown, suggestion
+from hpcfl.job.registry import check_arguments, check_names, import_dotted, shown, suggestion
 from hpcfl.seeds import key
 from hpcfl.user_code.names import short_name
 
@@ -78,7 +78,7 @@ def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str
     _check_class(at, name, cls)
     arguments = {key: value for key, value in section.items() if key != "name"}
     with as_job_error(f"{at}: {name}", _UNMADE, defined(cls.__init__)):
-        _check_arguments(at, name, cls, arguments)
+        check_arguments(at, name, cls, arguments)
     return name, cls, arguments
 
 
@@ -146,24 +146,3 @@ def _check_class(at: str, name: str, cls: type[Callback]) -> None:
                 f"{at}: {name}.{hook}{defined(getattr(cls, hook))} takes "
                 f"({', '.join(own.parameters)}), expected ({', '.join(base.parameters)})"
             ) from e
-
-
-def _check_arguments(at: str, name: str, cls: type[Callback], arguments: Mapping[str, Any]) -> None:
-    """Compare the keys of a section with the constructor's arguments.
-
-    Raises:
-        JobError: one is unknown, or missing.
-    """
-    known = inspect.signature(cls).parameters
-    named = [
-        key
-        for key, one in known.items()
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    ]
-    if all(one.kind != one.VAR_KEYWORD for one in known.values()):
-        for key in arguments.keys() - set(named):
-            has = f"it has {', '.join(named)}" if named else "it takes no argument"
-            raise JobError(f'{at}: {name} has no "{key}" ({has}){suggestion(key, named)}')
-    for key in named:
-        if known[key].default is known[key].empty and key not in arguments:
-            raise JobError(f"{at}.{key}: missing; {name} needs it")

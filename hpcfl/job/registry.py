@@ -245,3 +245,36 @@ def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
 def shown(value: Any) -> str:
     """A value as messages show it: on one line, shortened if it is long."""
     return _SHORT.repr(plain(value))
+
+
+def check_arguments(
+    at: str, name: str, make: Callable[..., Any], arguments: Mapping[str, Any], given: int = 0
+) -> None:
+    """Compare the keys of a section with the arguments of what is called with them.
+
+    Args:
+        at: where the keys are, for messages.
+        name: of what is called, likewise.
+        make: the class or function.
+        arguments: the keys and their values.
+        given: the number of its first arguments that are no keys.
+
+    Raises:
+        JobError: one is unknown, or missing.
+    """
+    try:
+        known = signature(make).parameters
+    except ValueError:  # of C code that does not tell
+        return
+    named = [
+        key
+        for key, one in known.items()
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ][given:]
+    if all(one.kind != one.VAR_KEYWORD for one in known.values()):
+        for key in arguments.keys() - set(named):
+            has = f"it has {', '.join(named)}" if named else "it takes no argument"
+            raise JobError(f'{at}: {name} has no "{key}" ({has}){suggestion(key, named)}')
+    for key in named:
+        if known[key].default is known[key].empty and key not in arguments:
+            raise JobError(f"{at}.{key}: missing; {name} needs it")

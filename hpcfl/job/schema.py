@@ -24,7 +24,15 @@ from hpcfl.evaluation.user_metrics import UserMetric
 from hpcfl.job.callbacks import CallbackEntry, check_callbacks
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
-from hpcfl.job.registry import MOVED, REGISTRIES, SECTION, import_dotted, shown, suggestion
+from hpcfl.job.registry import (
+    MOVED,
+    REGISTRIES,
+    SECTION,
+    check_arguments,
+    import_dotted,
+    shown,
+    suggestion,
+)
 from hpcfl.job.run_name import run_name
 from hpcfl.job.tasks import TASKS
 from hpcfl.job.yaml_file import (
@@ -323,6 +331,16 @@ LARGEST: Mapping[Key, float] = {
 SMALLEST_RATE = {"float32": 2.0**-126, "float64": 2.0**-1022}
 SMALLEST: Mapping[Key, float] = {("comm", "timeout_s"): 0.001}
 _LARGEST_WHOLE = 2**63 - 1
+_ARITHMETIC = 1e30  # larger bounds keep numbers finite, and say nothing to a reader
+
+
+def limits(path: Key) -> list[str]:
+    """The bounds of a key beside those of its class, but those of arithmetic: ["<= 100000"]."""
+    return [
+        f"{sign} {bounds[path]:.12g}"  # 10000000.0 as 10000000
+        for sign, bounds in ((">=", SMALLEST), ("<=", LARGEST))
+        if bounds.get(path, _ARITHMETIC) < _ARITHMETIC
+    ]
 
 
 def _check_sizes(tree: Tree, file: JobFile, at: Key = ()) -> None:
@@ -426,6 +444,7 @@ def _check_optimizer(at: str, optimizer: Optimizer | str) -> None:
             f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.optim.Optimizer"
         )
     with as_job_error(f"{at}: {name}", "cannot be made with its keys", defined(cls.__init__)):
+        check_arguments(f"{at}.keys", name, cls, optimizer.keys)
         cls(**optimizer.keys)
 
 
@@ -442,6 +461,9 @@ def _check_loss(at: str, loss: TrainingLoss | str) -> None:
         raise JobError(f"{at}: {name} is {found!r:.80}, expected a function of outputs and labels")
     make = vars(found).get("__init__", found) if isinstance(found, type) else found
     with as_job_error(f"{at}: {name}", "cannot be made with its keys", defined(make)):
+        check_arguments(
+            f"{at}.keys", name, found, loss.keys, given=0 if isinstance(found, type) else 2
+        )
         made = loss.made
     if not callable(made):
         raise JobError(f"{at}: {name}: its objects cannot be called; give the class __call__")

@@ -207,11 +207,7 @@ def score_columns(runs: Sequence[RunRecord]) -> list[Column]:
     first = sorted(
         SCORES.values(), key=lambda score: not (of_clients and score.key.startswith("personal_"))
     )
-    scores = [
-        column
-        for score in first
-        for column in (_last(score), *_OF_SCORE.get(score.key, ()))
-    ]
+    scores = [column for score in first for column in (_last(score), *_OF_SCORE.get(score.key, ()))]
     own = [
         _last(Score(key, key if key.startswith("test_") else None, percent=False)) for key in known
     ]

@@ -386,6 +386,24 @@ def test_vectors_that_do_not_grow_with_the_model(hpcfl):
     assert "vectors per client: 0.985 down, 0.985 up, 0.0154 kept" in said.text
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("loss", "focal"),
+        ("focal", "- gamma = 2.0 (number >= 0)"),
+        ("optimizer", "adamw"),
+        ("adamw", "- b2 = 0.999 "),
+        ("moon", "- tau = 0.5 (number > 0, <= 100000)"),
+        ("comm", "(number > 0, >= 0.001, <= 10000000)"),
+        ("job", "- rounds, required (whole number >= 1, <= 1000000)"),
+    ],
+)
+def test_losses_optimisers_and_all_bounds_are_listed(hpcfl, name, said):
+    listed = hpcfl("list", name)
+    assert listed.code == 0
+    assert said in " ".join(listed.text.replace("|", " ").split())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", ["80", "100", "200", "20"])
 def test_catalogue_fits_and_is_plain(monkeypatch, columns):

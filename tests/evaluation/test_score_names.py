@@ -46,7 +46,7 @@ def test_clients_own_models_come_first(trained):
     told = "each client's own model, scored as personal; other scores are of x alone"
     assert [told in status(run.directory) for run in (own, x)] == [True, False]
     assert [
-        [column.key for column in score_columns([*map(read_run, runs)]) if column.title][0]
+        next(column.key for column in score_columns([*map(read_run, runs)]) if column.title)
         for runs in ([own.directory], [own.directory, x.directory])
     ] == ["personal_accuracy", "test_accuracy"]
 

@@ -103,6 +103,13 @@ def test_a_wrong_loss_is_one_line(tmp_path, name):
     assert "\n" not in str(refused.value)
 
 
+def test_a_wrong_key_of_a_loss_is_one_line(tmp_path):
+    own = {"kind": "own", "of": f"{__name__}.doubled", "keys": {"facto": 3.0}}
+    said = r'loss\.keys: \S*doubled has no "facto" \(it has factor\); did you mean factor\?$'
+    with pytest.raises(JobError, match=said):
+        play(tmp_path, job(tmp_path, own))
+
+
 def test_a_loss_of_classes_needs_classes(tmp_path):
     made = job(tmp_path, "focal") | {"data": {"kind": "quadratics"}, "model": {"name": "point"}}
     made |= {"cohort": {"kind": "cyclic", "size": 1}, "local": {"steps": 1, "lr": 0.1}}

@@ -108,7 +108,7 @@ def test_a_wrong_name_is_one_line(tmp_path, name):
 
 
 def test_wrong_keys_are_one_line(tmp_path):
-    with pytest.raises(JobError, match=r"local\.optimizer: .*Sign.*scal") as refused:
+    with pytest.raises(JobError, match=r'optimizer\.keys: \S*Sign has no "scal" ') as refused:
         load(job(tmp_path, {"kind": "own", "of": f"{__name__}.Sign", "keys": {"scal": 2}}))
     assert "\n" not in str(refused.value)
     with pytest.raises(JobError, match=r"local.*momentum: found 0\.9, which is of optimizer sgd"):

@@ -76,7 +76,7 @@ def test_the_page_runs_as_printed(folder, shell):
 
 
 def models(folder, algorithm, *settings):
-    """[clients, P], the clients' own models after ten rounds of docs/extending.md's fedproto.yaml."""
+    """[clients, P], the clients' own models after ten rounds of the page's fedproto.yaml."""
     out = folder / f"models{len(list(folder.iterdir()))}"
     job = ["rounds=10", "evaluate.personal=false", "precision=float64", *settings]
     api.run("fedproto.yaml", [f"algorithm={algorithm}", *job], out=out)

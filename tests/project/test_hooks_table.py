@@ -29,7 +29,7 @@ def named(text):
 def test_every_hook_and_attribute():
     text = section(PAGE, "The hooks")
     expected = public(Algorithm, Section) | {"server_lr"}
-    prose = {name for name in ("layout", "with_facts", "has_personal_models", "facts")}
+    prose = {"layout", "with_facts", "has_personal_models", "facts"}
     assert prose <= set(re.findall(r"`(\w+)`", text.rpartition("\n|")[2]))
     assert named(text) | prose == expected | {"facts"}
 
