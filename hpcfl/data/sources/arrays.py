@@ -32,6 +32,8 @@ class Arrays(DataConfig):
     """The .npz file."""
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""
+    integers: bool = False
+    """Whether the model gets x as int64, such as numbers of words, for an embedding."""
 
     def load(self, seed: int) -> Dataset:
         """Read and check the arrays; inputs are kept as they are and never rescaled."""
@@ -44,6 +46,10 @@ class Arrays(DataConfig):
             raise DataError(f"{path}: x_test and y_test go together, found only one of them")
         for name, array in arrays.items():
             _check(path, name, array)
+            if self.integers and name in ("x", "x_test") and array.dtype.kind not in "iu":
+                raise DataError(
+                    f"{path}: {name} is {array.dtype}, but data.integers is true; store integers"
+                )
         if not len(arrays["x"]):
             raise DataError(f"{path}: x has no example")
         classes = self._classes(path, arrays)
@@ -65,9 +71,9 @@ class Arrays(DataConfig):
             natural=natural,
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
-            transform=cast,
+            transform=to_indices if self.integers else cast,
             notes=(
-                *_inputs(arrays["x"]),
+                *(() if self.integers else _inputs(arrays["x"])),
                 *(
                     _whole(arrays["y"])
                     if classes is None
