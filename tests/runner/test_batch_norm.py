@@ -253,7 +253,7 @@ def test_fedbn_keeps_the_normalisation_with_the_client(play, model):
 
 LAST = {"local.batch_size": 3}  # of ten examples
 ONE = (
-    "local.batch_size: found 3, with which client 0 (10 examples) has a batch of one example, and "
+    "local.batch_size: found 3, with which client 0 (examples: 10) has a batch of one example, and "
     "batch normalisation needs two values of a channel; set another one, or local.drop_last=true"
 )
 REFUSED = {
@@ -311,6 +311,16 @@ REFUSED = {
     ),
     "one": ({"model": of("Normed"), **LAST}, ONE),
     "one, untracked": ({"model": of("Untracked"), **LAST}, ONE),
+    "one each": ({"model": of("Normed"), "local.batch_size": 1}, "channel; set a larger one"),
+    "one in all": (
+        {"model": of("Normed"), "data.clients": 40, "cohort.size": 2},
+        "client 0 (examples: 1) has a batch of one example, and batch normalisation needs two "
+        "values of a channel; give every client two examples at least",
+    ),
+    "one, tuned": (
+        {"model": of("Normed"), **LAST, "local.steps": 3, "evaluate.personal": {"steps": 4}},
+        ONE,
+    ),
     "one, blocks": ({"model": of("Normed"), "executor": "block", "block_size": 2, **LAST}, ONE),
 }
 
