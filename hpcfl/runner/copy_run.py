@@ -250,7 +250,7 @@ def _require_branch(components: Components, parent: Algorithm, source: RunDir, r
         JobError: it has, or what precedes round 1 would have been another: the first server, or a
             warm start, which only one of the two has.
     """
-    algorithm, statistics = components.job.algorithm, components.statistics
+    algorithm, statistics = components.job.algorithm, components.initial_statistics
     carrying = with_statistics(components.job, parent.with_facts(algorithm.facts), statistics)
     before = dry_round(carrying, components.x0.numel(), components.x0.dtype)
     if before.form != components.schema.form:
