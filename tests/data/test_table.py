@@ -92,6 +92,7 @@ def test_columns_of_a_parquet_file(tmp_path):
         ("dose", species, r"row 0: column 'dose' is 'versicolor', .* pandas.get_dummies"),
         ("dose", [[1.0]] * 6, "column 'dose' holds list<.*>, expected numbers"),
         ("clinic", [[1.0]] * 6, "column 'clinic' holds list<.*>, expected text or numbers"),
+        ("clinic", [*clinic[:4], "", "oslo"], r"row 4: column 'clinic' is missing \(''\)"),
         ("species", [*species[:5], None], r"row 5: column 'species' is missing \('null'\)"),
     ]:
         parquet.write_table(pyarrow.table({**columns, name: values}), path)
@@ -99,6 +100,9 @@ def test_columns_of_a_parquet_file(tmp_path):
             Table(path=str(path), **KEYS).load(0)
         assert str(caught.value).startswith(str(path))
         assert "\n" not in str(caught.value)
+    parquet.write_table(pyarrow.table({"__index_level_0__": range(6), **columns}), path)
+    with pytest.raises(DataError, match="column 1 has no name, as the index of pandas"):
+        Table(path=str(path), **KEYS).load(0)
     whole = path.read_bytes()
     for content in (b"", b"text", whole[: len(whole) // 2]):
         path.write_bytes(content)

@@ -302,6 +302,9 @@ def _parquet_values(column: Any, name: str, where: Callable[[int], str]) -> list
         )
     if values and isinstance(values[0], float):
         _require_finite(values, name, where)
+    for row, value in enumerate(values):
+        if isinstance(value, str) and not value.strip():
+            raise _missing(where(row), name, value)
     return values
 
 
