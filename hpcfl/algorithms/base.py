@@ -25,6 +25,7 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
     The model that is evaluated and exported is evaluated(server)      # default server.x
     The log of the round has round_numbers(server)                     # default: none
     The model of client i is personal_model(x, state_i), x = evaluated(server)   # default: none
+    Running statistics of batch normalisation are beside all this: hpcfl carries them itself.
 
 The default hooks are FedAvg's: a file holds what its paper adds.  A hook may call ``grad`` at any
 point, any number of times, also of a loss of its own (``Grad``); calls of one step share the batch,

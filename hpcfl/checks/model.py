@@ -73,7 +73,8 @@ def check_batches_of_one(trial: Trial) -> None:
     components, (batch, *_) = trial.components, trial.batches.values()
     if not normalises_batches(components.model):
         return
-    alone = components.clients.with_batch_of_one
+    tuning = components.job.evaluate.personal
+    alone = components.clients.with_batch_of_one(0 if isinstance(tuning, bool) else tuning.steps)
     if alone is None:
         return
     one = Batch(*(leaf[:1] for leaf in batch))
@@ -83,11 +84,13 @@ def check_batches_of_one(trial: Trial) -> None:
     except ValueError as e:
         if "more than 1 value per channel" not in str(e):
             raise
+        count, size = components.clients.examples[alone], components.job.local.batch_size
+        cure = "set another one, or local.drop_last=true"
+        if 1 in (count, size):
+            cure = "set a larger one" if size == 1 else "give every client two examples at least"
         raise JobError(
-            f"local.batch_size: found {components.job.local.batch_size}, with which client {alone} "
-            f"({components.clients.examples[alone]} examples) has a batch of one example, and "
-            "batch normalisation needs two values of a channel; set another one, or "
-            "local.drop_last=true"
+            f"local.batch_size: found {size}, with which client {alone} (examples: {count}) has a "
+            f"batch of one example, and batch normalisation needs two values of a channel; {cure}"
         ) from e
 
 

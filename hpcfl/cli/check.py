@@ -25,7 +25,6 @@ from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Job, LoadedJob, resolve_algorithm
 from hpcfl.job.settings import flatten, written
 from hpcfl.models.base import TORCHVISION
-from hpcfl.models.flat_vector import frozen_note
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import FigureSize, check_plot
 from hpcfl.setup.components import Components, build_components
@@ -243,7 +242,7 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     yield "examples", f"{spread}; {sizes.sum()} in all{apart}, {tests} for testing"
     steps = components.clients.steps_per_round
     yield "steps", f"K = {_between(int(steps.min()), int(steps.max()))}"
-    yield "parameters", f"{components.x0.numel()}{frozen_note(components.model)}"
+    yield "parameters", components.parameters_text.replace(" parameters", "", 1)
     bytes_ = traffic(components.algorithm, components.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
     kept = components.stored_state

@@ -19,6 +19,7 @@ from hpcfl.data.sources.mnist import Mnist
 from hpcfl.data.sources.quadratics import Quadratics
 from hpcfl.data.sources.shakespeare import Shakespeare
 from hpcfl.data.sources.stackoverflow import StackOverflow
+from hpcfl.data.sources.table import Table
 from hpcfl.data.sources.tff import Tff
 from hpcfl.data.sources.tiny_imagenet import TinyImageNet
 
@@ -39,6 +40,7 @@ SOURCES: Mapping[str, type[DataConfig]] = {
     "quadratics": Quadratics,
     "shakespeare": Shakespeare,
     "stackoverflow": StackOverflow,
+    "table": Table,
     "tff": Tff,
     "tiny_imagenet": TinyImageNet,
 }

@@ -37,6 +37,10 @@ class Data:
     sorted owners.  Without them the job's ``data.partition`` divides the examples."""
     classes: int | None = None
     """How many classes there are, where the largest label does not tell."""
+    integers: bool = False
+    """Whether the model gets x as int64, such as numbers of words, for an embedding.  Lists of
+    integers in x may then be of unequal length: 0 fills them up at their ends, to the longest of
+    train and test, so none may hold a 0, and ``x != 0`` is the mask."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the file, checked.
@@ -44,9 +48,14 @@ class Data:
         Raises:
             DataError, JobError: they are not what data of a run can be.
         """
-        found = dict(zip(("x", "y"), _pair(self.train, "train"), strict=True))
+        pairs = {"": _pair(self.train, "train", self.integers)}
         if self.test is not None:
-            found |= zip(("x_test", "y_test"), _pair(self.test, "test"), strict=True)
+            pairs["_test"] = _pair(self.test, "test", self.integers)
+        longest = max((_longest(x) for x, _ in pairs.values()), default=0)
+        found: dict[str, NDArray[Any]] = {}
+        for part, (x, y) in pairs.items():
+            found[f"x{part}"] = _padded(x, longest, "test" if part else "train")
+            found[f"y{part}"] = y
         if self.owners is not None:
             owners = _array(self.owners, "owners")
             if owners.dtype.kind in ("O", "T") and all(isinstance(n, str) for n in owners.flat):
@@ -57,7 +66,8 @@ class Data:
                     f"strings of shape ({len(found['y'])},): the owner of each training example"
                 )
             found["client"] = np.unique(owners, return_inverse=True)[1].astype(np.int64)
-        Arrays(path="data", classes=self.classes).dataset(Path("data"), found)
+        checked = Arrays(path="data", classes=self.classes, integers=self.integers)
+        checked.dataset(Path("data"), found)
         return found
 
 
@@ -80,10 +90,15 @@ def write_arrays(arrays: Mapping[str, NDArray[Any]], file: BinaryIO) -> None:
     np.savez(file, allow_pickle=False, **arrays)
 
 
-def _pair(part: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Inputs and labels of (x, y) or of a data set."""
+def _pair(
+    part: Any, name: str, integers: bool
+) -> tuple[NDArray[Any] | list[NDArray[Any]], NDArray[Any]]:
+    """Inputs and labels of (x, y) or of a data set; integers [n, ...], or n lists of them."""
     if isinstance(part, tuple | list) and len(part) == 2:
-        return _array(part[0], f"{name}, x"), _array(part[1], f"{name}, y")
+        x, y = part
+        if integers and isinstance(x, tuple | list):
+            return [_array(row, f"{name}, x") for row in x], _array(y, f"{name}, y")
+        return _array(x, f"{name}, x"), _array(y, f"{name}, y")
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or hasattr(part, "dtype"):
         raise DataError(
             f"data: {name} is a {type(part).__name__}, expected (x, y) or a map-style data set of "
@@ -98,13 +113,40 @@ def _pair(part: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
                 f"data: {name}: item {index} is another one each time; hpcfl.run keeps examples as "
                 "they are: pass a data set that draws nothing at random (no augmentation)"
             )
-    shapes = sorted({np.shape(x) for x, _ in items})
+    x, y = zip(*items, strict=True)
+    if integers:
+        return list(x), _array(y, f"{name}, y")
+    shapes = sorted({np.shape(row) for row in x})
     if len(shapes) > 1:
         raise DataError(
             f"data: {name} has inputs of shapes {shapes[0]} and {shapes[1]}, expected one shape"
         )
-    x, y = zip(*items, strict=True)
     return np.stack(x), _array(y, f"{name}, y")
+
+
+def _longest(x: NDArray[Any] | list[NDArray[Any]]) -> int:
+    """The length of the longest list of integers, or of each row of one array."""
+    return max(map(np.size, x), default=0) if isinstance(x, list) else x[:1].size
+
+
+def _padded(x: NDArray[Any] | list[NDArray[Any]], longest: int, name: str) -> NDArray[Any]:
+    """One array of x: lists of integers are filled up by 0 at their ends."""
+    if not isinstance(x, list):
+        return x
+    if len({row.shape for row in x} | {(longest,)}) == 1 or any(row.ndim != 1 for row in x):
+        return _array(x, f"{name}, x")  # as it is; what is no array is refused
+    padded = np.zeros((len(x), longest), np.int64)
+    for number, row in enumerate(x):
+        where = f"data: {name}, x: list {number}"
+        if not row.size or row.dtype.kind not in "iu":
+            raise DataError(f"{where} is {row.tolist()!s:.60}, expected at least one integer")
+        if not row.all():
+            raise DataError(
+                f"{where} holds 0, which fills up lists of unequal length; count from 1, as "
+                "[[k + 1 for k in row] for row in x]"
+            )
+        padded[number, : row.size] = row
+    return padded
 
 
 def _item(part: Any, index: int, name: str) -> tuple[NDArray[Any], Any]:
@@ -137,6 +179,8 @@ def _array(values: Any, name: str) -> NDArray[Any]:
             values = values.detach().cpu()
         return _native(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as e:
+        ragged = isinstance(values, list | tuple) and name.endswith(", x")
+        cure = "; lists of integers of unequal length need integers=True" if ragged else ""
         raise DataError(
-            f"data: {name}: a {type(values).__name__} is no array of numbers: {e}"
+            f"data: {name}: a {type(values).__name__} is no array of numbers: {e}{cure}"
         ) from e

@@ -20,6 +20,15 @@ def consecutive_rows(sizes: Sequence[int] | ExampleRows) -> list[ExampleRows]:
     return np.split(np.arange(ends[-1]), ends[:-1])
 
 
+def rows_of_owners(owner: IntArray) -> list[ExampleRows]:
+    """The rows of each client, ascending.
+
+    Args:
+        owner: [n] the client of each row, from 0 without a gap.
+    """
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+
+
 class RowRanges(Sequence[ExampleRows]):
     """Rows of clients stored one after the other.
 

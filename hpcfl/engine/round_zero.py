@@ -11,7 +11,7 @@ from hpcfl.engine.full_gradients import plain_mean
 from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.run import Run
-from hpcfl.engine.statistics import evaluated_point
+from hpcfl.engine.statistics import at_statistics, evaluated_point, statistics_in
 from hpcfl.local.error_context import client_errors, round_errors
 from hpcfl.signals import stopped
 from hpcfl.types import Record
@@ -60,7 +60,8 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
     training, algorithm, timer, x0 = run.training, run.algorithm, run.timer, run.x0
     run.hooks.begin_round(0)
     population = len(training.clients)
-    record |= {"down_bytes": population * nbytes(x0), "up_bytes": 0}
+    received = at_statistics(x0, statistics_in(server))
+    record |= {"down_bytes": population * nbytes(received), "up_bytes": 0}
     values = partial(local_values, run, monotonic())
     total = torch.zeros_like(x0, dtype=torch.float64)
     groups = run.warm_start_groups

@@ -1,8 +1,8 @@
 """Export the contents of a checkpoint as files for other programs."""
 
 import io
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from hpcfl.io.files import readable
 from hpcfl.job.schema import LoadedJob, facts_of
 from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
-from hpcfl.models.normalization import STATISTICS
 from hpcfl.models.statistics import (
-    RunningStatistics,
+    COUNTER,
+    initial_statistics,
     load_statistics,
     put_in_training,
     statistics_of,
@@ -54,6 +54,7 @@ from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
 from hpcfl.types import Vector
 
+Built = Callable[[], nn.Module]  # builds the run's model once, see ``_built``
 # The endings of files of weights; hpcfl writes two of these formats.
 _FORMATS = frozenset(
     {".npz", ".safetensors", ".npy", ".pt", ".pth", ".ckpt", ".bin", ".onnx", ".h5"}
@@ -115,13 +116,14 @@ def export(
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        arrays = _read(folder, round, loaded, clients=clients, best=best, client=client)
+        built = cache(partial(_built, loaded))
+        arrays = _read(folder, round, loaded, built, clients=clients, best=best, client=client)
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         write_output(npz, buffer.getvalue())
     if state_dict is not None:
-        model = _model(folder, loaded, arrays)
+        model = _model(folder, built(), arrays)
         tensors = {name: copied(tensor) for name, tensor in model.state_dict().items()}
         write_output(state_dict, save_tensors(tensors))
     return files
@@ -151,14 +153,16 @@ def load_model(
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        arrays = _read(folder, round, loaded, clients=False, best=best, client=client)
-        return _model(folder, loaded, arrays).eval()
+        built = cache(partial(_built, loaded))
+        arrays = _read(folder, round, loaded, built, clients=False, best=best, client=client)
+        return _model(folder, built(), arrays).eval()
 
 
 def _read(
     folder: RunDir,
     round: int | None,
     loaded: LoadedJob,
+    built: Built,
     *,
     clients: bool,
     best: bool,
@@ -175,7 +179,7 @@ def _read(
             found = find(folder.checkpoints, newest)
             if best:
                 return _best(found, folder)
-            return _arrays(found, folder, loaded, clients=clients, client=client)
+            return _arrays(found, folder, loaded, built, clients=clients, client=client)
         except (StoreError, DiskError):  # NFS reports a deleted file as a disk error
             if before <= _manifests(folder):  # no checkpoint was deleted: this one is damaged
                 raise
@@ -212,6 +216,7 @@ def _arrays(
     checkpoint: Checkpoint,
     folder: RunDir,
     loaded: LoadedJob,
+    built: Built,
     *,
     clients: bool,
     client: int | None,
@@ -227,8 +232,8 @@ def _arrays(
     start = folder.last_start
     clients_known = start.get("clients") or job.data.population or 1
     facts = facts_of(job, clients_known, start.get("classes"), None)
-    facts = facts._replace(layout=cache(lambda: layout_of(_built(loaded))))
-    statistics = _statistics(folder, loaded)
+    facts = facts._replace(layout=cache(lambda: layout_of(built())))
+    statistics = _statistics(folder, built)
     algorithm = with_statistics(job, job.algorithm.with_facts(facts), statistics)
     schema = dry_round(algorithm, x0.numel(), x0.dtype)
     found = read_checkpoint(checkpoint, schema.server, torch.device("cpu"))
@@ -248,16 +253,17 @@ def _arrays(
     }
 
 
-def _statistics(folder: RunDir, loaded: LoadedJob) -> RunningStatistics | None:
-    """The running statistics of the run's model, of which rounds move some; or None.
+def _statistics(folder: RunDir, built: Built) -> Vector | None:
+    """[Q], the running statistics that the run's model was made with; None if rounds move none.
 
-    Which they are the model tells: it is built, and its data loaded, where a buffer may be one.
+    Which buffers they are the model tells: it is built, and its data are loaded, where it has
+    batch normalisation.
     """
-    if not any(name.endswith(STATISTICS) for name in stored_names(folder.buffers)):
+    if not any(name.endswith(COUNTER) for name in stored_names(folder.buffers)):
         return None
-    model = _built(loaded)
+    model = built()
     read_buffers(folder.buffers, buffers(model))
-    return RunningStatistics(model) if statistics_of(model) else None
+    return initial_statistics(model) if statistics_of(model) else None
 
 
 def _personal_model(
@@ -319,17 +325,16 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _built(loaded: LoadedJob) -> nn.Module:
-    """The job's model, whose data are loaded for the shape of its inputs."""
+    """The job's model in training mode; its data are loaded for the shape of its inputs."""
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
     model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
     put_in_training(model, frozen=loaded.job.model.statistics == "frozen")
     return model
 
 
-def _model(folder: RunDir, loaded: LoadedJob, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
-    """The run's model with the parameters ``x``; the data are loaded for the inputs' shape."""
+def _model(folder: RunDir, model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
+    """The run's model with the parameters ``x``, and ``statistics`` if there are any."""
     x = torch.from_numpy(arrays["x"])
-    model = _built(loaded)
     size = layout_of(model).total
     if size != x.numel():
         raise StoreError(

@@ -205,19 +205,22 @@ class ClientPool:
             drop_last=local.drop_last,
         )
 
-    @property
-    def with_batch_of_one(self) -> int | None:
-        """The first client that takes a local step on a batch of one example; None: none does."""
-        lone = self._by_size(lambda count: int(self._has_batch_of_one(count)))
+    def with_batch_of_one(self, steps: int) -> int | None:
+        """The first client that takes a local step on a batch of one example; None: none does.
+
+        Args:
+            steps: that a client takes at once, if not those of a round, which are more.
+        """
+        lone = self._by_size(lambda count: int(self._has_batch_of_one(count, steps)))
         return int(lone.argmax()) if lone.any() else None
 
-    def _has_batch_of_one(self, count: int) -> bool:
-        """Whether a client of ``count`` examples has such a batch in a round."""
+    def _has_batch_of_one(self, count: int, steps: int) -> bool:
+        """Whether a client of ``count`` examples has such a batch."""
         size, drop_last = self._batch_size or count, self._local.drop_last
         last_step = steps_of_passes(count, batch_size=size, epochs=1, drop_last=drop_last)
         if min(count, size) == 1:
             return True
-        return count % size == 1 and not drop_last and self._steps(count) >= last_step
+        return count % size == 1 and not drop_last and max(self._steps(count), steps) >= last_step
 
     @cached_property
     def steps_per_round(self) -> IntArray:

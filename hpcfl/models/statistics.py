@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hpcfl.models.flat_vector import flatten
+from hpcfl.models.flat_vector import flatten, trained
 from hpcfl.types import Vector
 
 _KINDS = ("running_mean", "running_var")
-_COUNTER = "num_batches_tracked"
+COUNTER = "num_batches_tracked"  # ends the name of a buffer on which nothing depends
 
 
 def keeps_statistics(layer: nn.Module) -> bool:
@@ -52,12 +52,23 @@ def statistics_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def initial_statistics(model: nn.Module) -> Vector:
+    """A copy of a model's running statistics [Q], in the dtype of its parameters."""
+    dtype = next(iter(trained(model).values())).dtype
+    return flatten(list(statistics_of(model).values())).to(dtype)
+
+
 def load_statistics(model: nn.Module, vector: Vector) -> None:
-    """Overwrite the running statistics of a model in training mode by those of a vector [Q]."""
-    own = list(statistics_of(model).values())
-    pieces = vector.split_with_sizes([buffer.numel() for buffer in own])
-    for buffer, piece in zip(own, pieces, strict=True):
-        buffer.copy_(piece)
+    """Give a model in training mode the running statistics of a vector [Q], in new buffers."""
+    own = statistics_of(model)
+    pieces = vector.split_with_sizes([buffer.numel() for buffer in own.values()])
+    for (name, buffer), piece in zip(own.items(), pieces, strict=True):
+        _set(model, name, piece.to(buffer, copy=True))
+
+
+def _set(model: nn.Module, name: str, buffer: Tensor) -> None:
+    owner, _, kind = name.rpartition(".")
+    setattr(model.get_submodule(owner), kind, buffer)
 
 
 class RunningStatistics:
@@ -72,13 +83,12 @@ class RunningStatistics:
         self.names = tuple(found)
         """Of the buffers."""
         self.sizes = tuple(buffer.numel() for buffer in found.values())
-        self.initial: Vector = flatten(list(found.values()))
+        self.initial: Vector = initial_statistics(model)
         """[Q], those that the model was made with."""
         self._current = self.initial.clone()
         self._layers = list(batch_norms(model).values())
         for name, view in self.pieces(self._current).items():
-            owner, _, kind = name.rpartition(".")
-            setattr(model.get_submodule(owner), kind, view)
+            _set(model, name, view)
 
     def pieces(self, vector: Vector) -> dict[str, Tensor]:
         """Views of a vector [Q], by the names of the buffers."""
@@ -95,11 +105,11 @@ class RunningStatistics:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Do not count the batches of the block, in buffers on which nothing depends."""
-        counters = [getattr(layer, _COUNTER) for layer in self._layers]
+        counters = [getattr(layer, COUNTER) for layer in self._layers]
         for layer in self._layers:
-            setattr(layer, _COUNTER, None)
+            setattr(layer, COUNTER, None)
         try:
             yield
         finally:
             for layer, counter in zip(self._layers, counters, strict=True):
-                setattr(layer, _COUNTER, counter)
+                setattr(layer, COUNTER, counter)

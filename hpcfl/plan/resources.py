@@ -20,6 +20,7 @@ from hpcfl.checks.disk import (
     store_bytes,
 )
 from hpcfl.engine.dry_round import Traffic, nbytes, traffic
+from hpcfl.engine.statistics import statistics_in
 from hpcfl.evaluation.privacy import Accountant, accountant
 from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
 from hpcfl.plan.memory import Activations, Holding, Memory, Process, memory
@@ -156,8 +157,10 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
 
 def _warm_start_traffic(components: Components) -> Traffic:
     """The initial model down to every client, and its full gradient up."""
-    size = components.algorithm.warm_start * len(components.rows) * nbytes(components.x0)
-    return Traffic(size, size)
+    times, vector = components.algorithm.warm_start * len(components.rows), nbytes(components.x0)
+    statistics = statistics_in(components.schema.server)
+    down = vector + (0 if statistics is None else nbytes(statistics))
+    return Traffic(times * down, times * vector)
 
 
 def _share(

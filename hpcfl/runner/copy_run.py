@@ -189,7 +189,10 @@ def _copy_files(
     for name, content in read_files(at):
         _put(folder / name, content)
     sums = {name: crc32(content) for name, content in run_files.items()}
-    _put(folder / MANIFEST, write_manifest(at._replace(job=part.job_fingerprint, run_files=sums)))
+    # A branch has rounds of its own to do, whatever ended the run that it leaves.
+    ended = {} if branch.changes else at.ended
+    copied = at._replace(job=part.job_fingerprint, run_files=sums, ended=ended)
+    _put(folder / MANIFEST, write_manifest(copied))
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -247,7 +250,7 @@ def _require_branch(components: Components, parent: Algorithm, source: RunDir, r
         JobError: it has, or what precedes round 1 would have been another: the first server, or a
             warm start, which only one of the two has.
     """
-    algorithm, statistics = components.job.algorithm, components.statistics
+    algorithm, statistics = components.job.algorithm, components.initial_statistics
     carrying = with_statistics(components.job, parent.with_facts(algorithm.facts), statistics)
     before = dry_round(carrying, components.x0.numel(), components.x0.dtype)
     if before.form != components.schema.form:

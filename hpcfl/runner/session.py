@@ -26,7 +26,6 @@ from hpcfl.evaluation.stopping import StopRule
 from hpcfl.job.resume_rules import ending_fingerprint
 from hpcfl.job.settings import flatten
 from hpcfl.local.step import Gradient
-from hpcfl.models.flat_vector import frozen_note
 from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogPosition
@@ -231,7 +230,7 @@ class RankSession:
         )
         parts = [
             f"{name} ({settings}): {len(components.rows)} clients, "
-            f"{components.x0.numel()} parameters{frozen_note(components.model)}, "
+            f"{components.parameters_text}, "
             f"{self.comm.size} rank(s) by {self.comm.backend} on {components.device.type}, "
             f"{job.precision}, into {self.folder.root}"
         ]

@@ -42,7 +42,7 @@ from hpcfl.local.fine_tuning import FineTuning, Start
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
-from hpcfl.models.flat_vector import buffers, layout_of
+from hpcfl.models.flat_vector import buffers, frozen_note, layout_of
 from hpcfl.models.statistics import RunningStatistics, statistics_of
 from hpcfl.models.training_loss import training_loss
 from hpcfl.optim import Descent
@@ -95,9 +95,24 @@ class Components:
         return buffers(self.model) | ({} if kept is None else kept.pieces(kept.initial))
 
     @property
+    def parameters_text(self) -> str:
+        """The numbers of parameters, of frozen ones, and of running statistics: for the user."""
+        text = f"{self.x0.numel()} parameters{frozen_note(self.model)}"
+        if not isinstance(self.algorithm, WithStatistics):
+            return text
+        return (
+            f"{text}, {len(self.algorithm.initial)} running statistics ({self.algorithm.carried})"
+        )
+
+    @property
     def algorithm(self) -> Algorithm:
         """The algorithm, with its defaults resolved, and with running statistics if there are."""
-        return with_statistics(self.job, self.job.algorithm, self.statistics)
+        return with_statistics(self.job, self.job.algorithm, self.initial_statistics)
+
+    @property
+    def initial_statistics(self) -> Vector | None:
+        """[Q], the running statistics that the model was made with; None if rounds move none."""
+        return None if self.statistics is None else self.statistics.initial
 
     @property
     def descent(self) -> Descent:
@@ -351,14 +366,11 @@ class Components:
         return make_client_store(self.job.store, self.stored_state, root, rank, session_id, clients)
 
 
-def with_statistics(
-    job: Job, algorithm: Algorithm, statistics: RunningStatistics | None
-) -> Algorithm:
-    """The algorithm, with these running statistics as the job's model has them."""
-    if statistics is None or job.model.statistics == "frozen":
+def with_statistics(job: Job, algorithm: Algorithm, initial: Vector | None) -> Algorithm:
+    """The algorithm, with running statistics [Q] as the job has them, if rounds move any."""
+    if initial is None or job.model.statistics == "frozen":
         return algorithm
-    carried = job.model.statistics or algorithm.statistics
-    return WithStatistics(algorithm, statistics.initial, carried)
+    return WithStatistics(algorithm, initial, job.model.statistics or algorithm.statistics)
 
 
 def stored(job: Job, schema: RoundSchema) -> StateSchema:
@@ -412,7 +424,9 @@ def build_components(
     algorithm, name = loaded.job.algorithm, loaded.tree["algorithm"]["name"]
     model, x0 = model.to(device), x0.to(device)
     statistics = RunningStatistics(model) if statistics_of(model) else None
-    carrying = with_statistics(loaded.job, algorithm, statistics)
+    carrying = with_statistics(
+        loaded.job, algorithm, None if statistics is None else statistics.initial
+    )
     with as_job_error(
         f"algorithm.name: {name}", "its dry round failed", "", algorithm, advice=hook_advice
     ):

@@ -272,7 +272,9 @@ class _Objects:
                 for key in ("partition", "clients"):
                     division.pop(key, None)
             kind = f"{KeptArrays.__module__}.{KeptArrays.__qualname__}"
-            own = {"path": path} | ({} if data.classes is None else {"classes": data.classes})
+            own: dict[str, Any] = {"path": path}
+            own |= {} if data.classes is None else {"classes": data.classes}
+            own |= {"integers": True} if data.integers else {}
             section = {"kind": kind, **division, **own}
         elif (named := self._section("data", data, DataConfig)) is not None:
             section = {**division, **named}

@@ -24,7 +24,10 @@ ENTRIES = sorted({entry for entries in references().values() for entry in entrie
 # What no paper introduced, and the user's own files.
 WITHOUT = {
     *(f"model {name}" for name in ("linear", "logistic", "module", "point")),
-    *(f"data {name}" for name in ("arrays", "huggingface", "image_folder", "stackexchange")),
+    *(
+        f"data {name}"
+        for name in ("arrays", "huggingface", "image_folder", "table", "stackexchange")
+    ),
     *("optimizer own", "loss own"),
 }
 EXPLAINED = [

@@ -26,6 +26,7 @@ from hpcfl.data.sources.emnist import Emnist
 from hpcfl.data.sources.image_folder import ImageFolder
 from hpcfl.data.sources.leaf import Leaf
 from hpcfl.data.sources.shakespeare import Shakespeare
+from hpcfl.data.sources.table import Table
 from hpcfl.data.sources.tff import Tff
 from hpcfl.data.split import partition_examples
 from hpcfl.data.tables import class_of, read_table
@@ -112,6 +113,12 @@ def table(root):
         return grouped(rows)
 
     return path, read
+
+
+def own_table(root):
+    path = root / "own.csv"
+    path.write_text("a,b,y,who\n" + "".join(f"{k},{k / 3},c{k % 2},w{k % 3}\n" for k in range(6)))
+    return path, Table(path=str(path), label="y", client="who").load
 
 
 def words(root):
@@ -215,6 +222,7 @@ def npy(root):
 PICTURES = [jpeg, png, tiff, webp]  # read here, from their bytes
 PLAIN = [
     *(arrays, packed_arrays, split, idx, packed_idx, leaf, packed_leaf, concrete, table),
+    own_table,
     *(words, *PICTURES, tar_gz, tar_bz2, replay, safetensors),
     *(pth, old_pth, npy),
 ]

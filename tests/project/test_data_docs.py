@@ -41,14 +41,19 @@ def test_your_own(tmp_path):
     for name, text in blocks(page).items():
         (tmp_path / name).write_text(text)
     commands = re.findall(r"^    \$ (?:PYTHONPATH=\. )?(.+)", page, re.MULTILINE)
-    assert len(commands) == 6
+    assert len(commands) == 9
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     for command in commands:
         program, *arguments = shlex.split(command)
         words = ["-m", "hpcfl", *arguments] if program == "hpcfl" else arguments
         ended = python(1, *words, env={"PYTHONPATH": path}, folders=[tmp_path])
         assert ended.returncode == 0, ended.stderr
-    for run in ("arrays", "sensors"):
+    shown = re.search(r"^(round,model,.*\n(?:.*,.*\n)+)```", page, re.MULTILINE)[1]
+    made = (tmp_path / "runs/table/clients.csv").read_text()
+    assert [line.split(",")[:5] for line in made.splitlines()] == [
+        line.split(",")[:5] for line in shown.splitlines()
+    ]
+    for run in ("table", "arrays", "sensors"):
         assert '"test_accuracy"' in (tmp_path / "runs" / run / "log.jsonl").read_text()
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hpcfl as package
@@ -111,6 +111,8 @@ def test_the_modules_that_come_back_are_those_that_were_scored(
             logged[round]["test_loss"], abs=near
         )
     last = package.load_model(result.directory)
+    for module in (modules[4], last):  # no buffers that share memory, which safetensors refuses
+        save_file(module.state_dict(), tmp_path / "module.safetensors")
     for name, value in modules[4].state_dict().items():
         assert torch.equal(last.state_dict()[name], value), name
     assert last.state_dict()["1.running_mean"].any()
@@ -251,7 +253,7 @@ def test_fedbn_keeps_the_normalisation_with_the_client(play, model):
 
 LAST = {"local.batch_size": 3}  # of ten examples
 ONE = (
-    "local.batch_size: found 3, with which client 0 (10 examples) has a batch of one example, and "
+    "local.batch_size: found 3, with which client 0 (examples: 10) has a batch of one example, and "
     "batch normalisation needs two values of a channel; set another one, or local.drop_last=true"
 )
 REFUSED = {
@@ -309,6 +311,16 @@ REFUSED = {
     ),
     "one": ({"model": of("Normed"), **LAST}, ONE),
     "one, untracked": ({"model": of("Untracked"), **LAST}, ONE),
+    "one each": ({"model": of("Normed"), "local.batch_size": 1}, "channel; set a larger one"),
+    "one in all": (
+        {"model": of("Normed"), "data.clients": 40, "cohort.size": 2},
+        "client 0 (examples: 1) has a batch of one example, and batch normalisation needs two "
+        "values of a channel; give every client two examples at least",
+    ),
+    "one, tuned": (
+        {"model": of("Normed"), **LAST, "local.steps": 3, "evaluate.personal": {"steps": 4}},
+        ONE,
+    ),
     "one, blocks": ({"model": of("Normed"), "executor": "block", "block_size": 2, **LAST}, ONE),
 }
 
@@ -366,7 +378,12 @@ def test_a_field_of_the_users_own_of_that_name(job, refused, tmp_path, monkeypat
 def test_the_plan_and_the_check_count_them(job, hpcfl):
     own = f"model={{name: module, of: {__name__}.Normed}}"
     done = hpcfl("check", "--data", job, "algorithm={name: fedavg}", own)
-    assert (
-        "256 bytes down, 256 bytes up per client and round" in done.text
-    )  # 54 parameters, 10 statistics
+    assert "54, 10 running statistics (mean)" in done.text
+    assert "256 bytes down, 256 bytes up per client and round" in done.text
     assert hpcfl("plan", job, "algorithm={name: fedavg}", own).code == 0
+
+
+def test_a_warm_start_sends_them_too(play):
+    """64 and 54 numbers of 4 bytes, to and from four clients."""
+    found = log(play(algorithm={"name": "scaffold", "first": "gradient"}))[0]
+    assert (found["down_bytes"], found["up_bytes"]) == (4 * 64 * 4, 4 * 54 * 4)

@@ -87,6 +87,71 @@ def test_the_bits_are_those_of_a_dotted_path_and_an_npz(tmp_path):
     assert torch.equal(hpcfl.run(JOB, model=Net, data=other, out=tmp_path / "b").x, expected.x)
 
 
+class Words(nn.Module):
+    """The mean of the embeddings of a sentence's words, without its padding."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 4)
+        self.fc = nn.Linear(4, outputs)
+
+    def forward(self, x):
+        assert x.dtype == torch.int64
+        mask = (x != 0).unsqueeze(-1)
+        return self.fc((self.embedding(x) * mask).sum(1) / mask.sum(1))
+
+
+SENTENCES = [[1 + (k + i) % 8 for i in range(1 + k % 5)] for k in range(90)]
+
+
+class Sentences(Dataset):
+    def __len__(self):
+        return len(SENTENCES)
+
+    def __getitem__(self, index):
+        return torch.tensor(SENTENCES[index]), index % 4
+
+
+@pytest.mark.slow
+def test_lists_of_integers_are_filled_up_and_stay_integers(tmp_path):
+    labels, test = [k % 4 for k in range(90)], ([[8] * 7, [3]], [0, 1])
+    ragged = hpcfl.Data((SENTENCES, labels), test, integers=True)
+    arrays = ragged.arrays()
+    assert arrays["x"].shape == (90, 7)  # the longest is a test
+    assert arrays["x"][3].tolist() == [*SENTENCES[3], 0, 0, 0]
+    assert arrays["x_test"].tolist() == [[8] * 7, [3, 0, 0, 0, 0, 0, 0]]
+    found = hpcfl.run(JOB, model=Words, data=ragged, out=tmp_path / "a")
+    assert hpcfl.load_model(tmp_path / "a").embedding.weight.shape == (9, 4)
+    others = [
+        hpcfl.Data(Sentences(), test, integers=True),
+        hpcfl.Data((arrays["x"], labels), (arrays["x_test"], test[1]), integers=True),
+    ]
+    for number, other in enumerate(others):
+        again = hpcfl.run(JOB, model=Words, data=other, out=tmp_path / str(number))
+        assert torch.equal(again.x, found.x)
+    np.savez(tmp_path / "own.npz", **arrays)
+    kept = {"kind": "arrays", "path": str(tmp_path / "own.npz"), "integers": True}
+    job = {**JOB, "data": {**JOB["data"], **kept}}
+    assert torch.equal(hpcfl.run(job, model=Words, out=tmp_path / "file").x, found.x)
+
+
+@pytest.mark.parametrize(
+    ("x", "integers", "error"),
+    [
+        ([[1, 2], [3]], False, "train, x: a list is no array .*unequal length need integers=True"),
+        ([[1, 2], [0]], True, "train, x: list 1 holds 0, which fills up lists of unequal length"),
+        ([[1, 2], []], True, r"train, x: list 1 is \[\], expected at least one integer"),
+        ([[1, 2], [0.5]], True, r"train, x: list 1 is \[0.5\], expected at least one integer"),
+        ([[1, 2], [[3]]], True, "train, x: a list is no array of numbers"),
+        ([[1.5, 2], [3, 4]], True, "x is float64, but data.integers is true; store integers"),
+    ],
+)
+def test_lists_that_are_no_sentences(x, integers, error):
+    with pytest.raises(DataError, match=error) as found:
+        hpcfl.Data((x, [0, 1]), integers=integers).arrays()
+    assert "\n" not in str(found.value)
+
+
 @pytest.mark.parametrize("dtype", [object, np.dtypes.StringDType()])
 def test_owners_as_pandas_has_them(dtype):
     """Strings in an array of Python objects, or in numpy's type of strings of any length."""

@@ -167,6 +167,9 @@ def test_a_callback_ends_the_run(job, tmp_path, hpcfl):
     assert committed(run / "checkpoints")[-1].round == 5
     done = hpcfl("resume", run)
     assert f"finished early at round 5: {reason}; nothing to do" in done.err[-1]
+    branch = tmp_path / "branch"  # it goes on, until the callback ends it, too
+    assert hpcfl("resume", run, "local.lr=0.05", "--round", "5", "--out", branch).code == 0
+    assert log(branch)[-1]["round"] == 6
     assert hpcfl("resume", run, "callbacks=[]").code == 0
     assert log(run)[-1]["round"] == 30
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.labels import as_integers, count_of, missing_classes
-from hpcfl.data.partition import ExampleRows
+from hpcfl.data.partition import ExampleRows, rows_of_owners
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
@@ -32,6 +32,8 @@ class Arrays(DataConfig):
     """The .npz file."""
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""
+    integers: bool = False
+    """Whether the model gets x as int64, such as numbers of words, for an embedding."""
 
     def load(self, seed: int) -> Dataset:
         """Read and check the arrays; inputs are kept as they are and never rescaled."""
@@ -44,6 +46,10 @@ class Arrays(DataConfig):
             raise DataError(f"{path}: x_test and y_test go together, found only one of them")
         for name, array in arrays.items():
             _check(path, name, array)
+            if self.integers and name in ("x", "x_test") and array.dtype.kind not in "iu":
+                raise DataError(
+                    f"{path}: {name} is {array.dtype}, but data.integers is true; store integers"
+                )
         if not len(arrays["x"]):
             raise DataError(f"{path}: x has no example")
         classes = self._classes(path, arrays)
@@ -65,9 +71,9 @@ class Arrays(DataConfig):
             natural=natural,
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
-            transform=cast,
+            transform=to_indices if self.integers else cast,
             notes=(
-                *_inputs(arrays["x"]),
+                *(() if self.integers else _inputs(arrays["x"])),
                 *(
                     _whole(arrays["y"])
                     if classes is None
@@ -125,14 +131,14 @@ class Arrays(DataConfig):
                 f"{path}: client holds {client.max()}, but {examples} examples cannot fill so many "
                 "clients; ids run from 0 without a gap"
             )
-        counts = np.bincount(client.astype(np.int64))
+        client = client.astype(np.int64)
+        counts = np.bincount(client)
         if not counts.all():
             raise DataError(
                 f"{path}: no example is of client {int(np.argmin(counts))}, expected every id from "
                 f"0 to {len(counts) - 1}; in numpy np.unique(client, return_inverse=True)[1]"
             )
-        rows = np.argsort(client, kind="stable")
-        return list(np.split(rows, np.cumsum(counts)[:-1]))
+        return rows_of_owners(client)
 
 
 def cast(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
@@ -192,12 +198,12 @@ def _examples(
             f"{path}: {x_name} has {len(x)} rows but {y_name} has shape {y.shape}, expected "
             f"({len(x)},)"
         )
-    inputs = torch.from_numpy(_plain(x))
+    inputs = torch.from_numpy(plain(x))
     if classes is None:
-        return Examples(inputs, torch.from_numpy(_plain(y))[:, None])
+        return Examples(inputs, torch.from_numpy(plain(y))[:, None])
     return Examples(inputs, torch.from_numpy(y.astype(np.int64)))
 
 
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
+def plain(array: NDArray[Any]) -> NDArray[Any]:
     """The array in a type of torch: unsigned integers wider than a byte become int64."""
     return array.astype(np.int64) if array.dtype.kind == "u" and array.itemsize > 1 else array

@@ -16,8 +16,9 @@ from torch import Tensor
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
 from hpcfl.data.labels import as_integers, count_of, missing_classes
-from hpcfl.data.partition import ExampleRows
+from hpcfl.data.partition import ExampleRows, rows_of_owners
 from hpcfl.data.sources.arrays import cast
+from hpcfl.data.tables import read_parquet
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
 from hpcfl.io.packages import refuse_shadow
@@ -183,27 +184,11 @@ def _splits(path: Path, wanted: set[str]) -> Mapping[str, TableSplit]:
         else:
             files = _tables(path, wanted) if path.is_dir() else {"train": [path]}
             tables = {
-                name: datasets.Dataset(datasets.table.InMemoryTable(_read(parts)))
+                name: datasets.Dataset(datasets.table.InMemoryTable(read_parquet(parts)))
                 for name, parts in files.items()
                 if parts
             }
     return {name: TableSplit(f"{path}: {name}", table) for name, table in tables.items()}
-
-
-def _read(parts: Sequence[Path]) -> Any:
-    """A table of pyarrow's from parquet files, with plain values for categorical ones.
-
-    Not by Dataset.from_parquet, which writes a copy into the user's cache.
-    """
-    for path in parts:
-        check_regular(path)
-    table = import_module("pyarrow.parquet").read_table(parts)
-    is_dictionary = import_module("pyarrow.types").is_dictionary
-    for number, field in enumerate(table.schema):
-        if is_dictionary(field.type):
-            values = table.column(number).cast(field.type.value_type)
-            table = table.set_column(number, field.name, values)
-    return table
 
 
 def _tables(folder: Path, wanted: set[str]) -> dict[str, list[Path]]:
@@ -347,9 +332,7 @@ def _owned(train: TableSplit, name: str) -> list[ExampleRows]:
     owner = train.column(name)
     if owner.ndim != 1 or owner.dtype.kind != "U":
         owner = as_integers(f"{train.where}: {name!r}", owner)
-    _, number, counts = np.unique(owner, return_inverse=True, return_counts=True)
-    order = np.argsort(number, kind="stable")
-    return list(np.split(order, np.cumsum(counts)[:-1]))
+    return rows_of_owners(np.unique(owner, return_inverse=True)[1])
 
 
 def _unit(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:

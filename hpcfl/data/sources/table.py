@@ -1,0 +1,382 @@
+"""Read a table of the user's own, CSV or parquet: an example a row, with columns by name."""
+
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.labels import missing_classes
+from hpcfl.data.partition import rows_of_owners
+from hpcfl.data.sources.arrays import cast, plain
+from hpcfl.data.tables import CsvRow, parquet_columns, read_header, read_parquet, read_table
+from hpcfl.errors import DataError, JobError
+from hpcfl.io.files import read_error
+from hpcfl.io.packages import refuse_shadow
+from hpcfl.types import Examples, IntArray, PathText
+
+_INTEGER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)  # 007 is a name
+_NUMBER = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_MISSING = {"", "?", "-", "na", "n/a", "nan", "<na>", "none", "null"}  # in place of a number
+_TRUTH = {"true": 1.0, "false": 0.0}
+_INDEX = "__index_level_"  # as pandas calls an index without a name in parquet files
+_LISTED = 10  # values in a note
+_PARTS = ("train", "test")
+_NO_TEST = (
+    "data: there are no test examples (data.split, data.holdout), so nothing is scored on them"
+)
+_WHOLE = (
+    "data.label: the numbers are whole, and have a decimal point, so they are the targets of a "
+    "regression; if they are classes, write integers",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(DataConfig):
+    """An example a row; columns are the inputs, the label, and perhaps the client and the part.
+
+    Text or integers in the column of labels are classes, in sorted order (cross-entropy); numbers
+    with a decimal point are targets (mean of r^2 / 2).
+    """
+
+    path: PathText
+    """A .parquet file, or a CSV file with a header, separated by commas, semicolons or tabs."""
+    label: str
+    """The column of labels."""
+    inputs: tuple[str, ...] | None = None
+    """The columns of inputs [n, columns], numbers; if absent all that no other key names."""
+    client: str | None = None
+    """The column that says who owns an example, text or integers; if absent nobody does."""
+    split: str | None = None
+    """The column that says train or test; if absent all rows are for training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inputs is None:
+            return
+        if not self.inputs:
+            raise ValueError("inputs is empty; name at least one column, or leave inputs out")
+        for name, times in Counter((*self.inputs, self.label, self.split)).items():
+            if times > 1:
+                raise ValueError(
+                    f"column {name!r} is named {times} times by inputs, label and split, which are "
+                    "columns of their own; name it once"
+                )
+
+    def load(self, seed: int) -> Dataset:
+        """Read and check the columns; inputs are kept as they are and never rescaled.
+
+        Raises:
+            JobError: pyarrow is not installed.
+            DataError: the file is damaged, lacks a column, or a value is missing or of another
+                kind.
+        """
+        table = self._read()
+        train, test = self._parts(table)
+        labels, classes, notes = self._labels(table)
+        if classes is not None:
+            notes += missing_classes(labels[train], classes)
+        natural = natural_tests = None
+        if self.client is not None:
+            owner, names = _numbered(table.columns[self.client])
+            # Who has no training example is no client; such tests are nobody's.
+            present, number = np.unique(owner[train], return_inverse=True)
+            natural = rows_of_owners(number)
+            if test is not None:
+                natural_tests = _rows_of(present, owner[test])
+            if isinstance(names[0], str):
+                shown = _listed("client", [names[k] for k in present])
+                notes += (f"data.client: in sorted order, {shown}",)
+        if test is None and self.holdout is None:
+            notes += (_NO_TEST,)
+        inputs, targets = torch.from_numpy(plain(table.inputs)), torch.from_numpy(labels)
+        return Dataset(
+            train=Examples(inputs[train], targets[train]),
+            test=None if test is None else Examples(inputs[test], targets[test]),
+            natural=natural,
+            natural_tests=natural_tests,
+            classes=classes,
+            loss="squared" if classes is None else "cross_entropy",
+            transform=cast,
+            notes=notes,
+        )
+
+    def _read(self) -> "_Rows":
+        path = Path(self.path)
+        others = list(dict.fromkeys(filter(None, (self.label, self.client, self.split))))
+        is_parquet = path.suffix == ".parquet"
+        header = _parquet_header(path) if is_parquet else read_header(path)
+        inputs = self._inputs(path, header, others)
+        rows = (_from_parquet if is_parquet else _from_csv)(path, inputs, others)
+        if not len(rows.inputs):
+            raise DataError(f"{path}: has no row below its header")
+        return rows
+
+    def _inputs(self, path: Path, header: list[str], others: list[str]) -> list[str]:
+        """The columns of inputs, after all columns that the job names were found."""
+        for name in (*(self.inputs or ()), *others):
+            if header.count(name) != 1:
+                found = "two columns are called" if name in header else "no column"
+                raise DataError(f"{path}: {found} {name!r}; found {', '.join(header)!s:.300}")
+        if self.inputs is not None:
+            return list(self.inputs)
+        inputs = [name for name in header if name not in others]
+        if not inputs:
+            raise DataError(f"{path}: has no column of inputs beside {', '.join(others)}")
+        for name in inputs:
+            if not name or name.startswith(_INDEX):
+                raise DataError(
+                    f"{path}: column {header.index(name) + 1} has no name, as the index of pandas; "
+                    "name the inputs in data.inputs, or write the file with index=False"
+                )
+            if header.count(name) > 1:
+                raise DataError(f"{path}: two columns are called {name!r}; rename one")
+        return inputs
+
+    def _parts(self, table: "_Rows") -> tuple[Any, Any]:
+        """The rows for training and for tests: a slice of all and None without ``split``."""
+        if self.split is None:
+            return slice(None), None
+        parts = table.columns[self.split]
+        for row, part in enumerate(parts):
+            if part not in _PARTS:
+                raise DataError(
+                    f"{table.where(row)}: column {self.split!r} is {part!r:.40}, expected train or "
+                    "test; for validation say data.validation"
+                )
+        is_train = np.array([part == "train" for part in parts])
+        if not is_train.any():
+            raise DataError(f"{self.path}: column {self.split!r} says train in no row")
+        return np.flatnonzero(is_train), None if is_train.all() else np.flatnonzero(~is_train)
+
+    def _labels(self, table: "_Rows") -> tuple[NDArray[Any], int | None, tuple[str, ...]]:
+        """Classes [n] and how many, or targets [n, 1] and None; and lines for the user."""
+        values = table.columns[self.label]
+        if isinstance(values[0], float):
+            targets = np.array(values)[:, None]
+            return targets, None, _WHOLE if np.all(targets == np.rint(targets)) else ()
+        labels, names = _numbered(values)
+        if names == [*range(len(names))]:
+            return labels, len(names), ()
+        note = f"data.label: in sorted order, {_listed('class', names)}"
+        if isinstance(names[0], int) and len(names) > _LISTED:
+            note += "; for a regression write numbers with a decimal point, 18.0 for 18"
+        return labels, len(names), (note,)
+
+
+class _Rows(NamedTuple):
+    """The columns of a table that a job reads."""
+
+    inputs: NDArray[Any]
+    """[n, columns], finite numbers."""
+    columns: dict[str, list[Any]]
+    """The values of other columns: all text, all integers, or all finite floats."""
+    where: Callable[[int], str]
+    """Row -> its place in the file, for messages."""
+
+
+def _from_csv(path: Path, inputs: Sequence[str], others: Sequence[str]) -> _Rows:
+    """Read a CSV file; inputs become float64."""
+    numbers, width = array("d"), len(inputs)
+    texts: list[list[str]] = [[] for _ in others]
+    for row in read_table(path, [*inputs, *others]):
+        numbers.extend(_numbers(row, inputs))
+        for column, text in zip(texts, row.values[width:], strict=True):
+            column.append(text)
+
+    def where(row: int) -> str:
+        return next(islice(read_table(path, ()), row, None)).where
+
+    return _Rows(
+        inputs=np.frombuffer(numbers).reshape(-1, width),
+        columns={
+            name: _typed(column, name, where) for name, column in zip(others, texts, strict=True)
+        },
+        where=where,
+    )
+
+
+def _numbers(row: CsvRow, inputs: Sequence[str]) -> list[float]:
+    """The inputs of a row.
+
+    Raises:
+        DataError: one is missing, or no finite number.
+    """
+    cells = row.values[: len(inputs)]
+    try:
+        numbers = [float(cell) for cell in cells]
+    except ValueError:
+        numbers = [math.nan]
+    if not math.isfinite(sum(numbers)) or "_" in "".join(cells):
+        return [_number(row.where, name, cell) for name, cell in zip(inputs, cells, strict=True)]
+    return numbers
+
+
+def _number(where: str, name: str, cell: str) -> float:
+    """The finite number that a cell of the inputs holds; True is 1, False 0."""
+    if cell.strip().lower() in _MISSING:
+        raise _missing(where, name, cell)
+    if (truth := cell.strip().lower()) in _TRUTH:
+        return _TRUTH[truth]
+    try:
+        number = float("x" if "_" in cell else cell)
+    except ValueError as error:
+        raise _text(where, name, cell) from error
+    if not math.isfinite(number):
+        raise DataError(f"{where}: column {name!r} is {cell!r:.40}, expected a finite number")
+    return number
+
+
+def _typed(texts: list[str], name: str, where: Callable[[int], str]) -> list[Any]:
+    """Integers or floats where all texts are such numbers, else the texts.
+
+    Raises:
+        DataError: a text is empty, or says among numbers that one is missing.
+    """
+    values = {*texts}
+    given = {text for text in values if text.strip().lower() not in _MISSING}
+    number: type | None = None
+    if all(_INTEGER.fullmatch(text) for text in given):
+        number = int
+    elif all(_NUMBER.fullmatch(text) for text in given):
+        number = float
+    missing = {text for text in values if not text.strip()} if number is None else values - given
+    if missing:
+        row = next(row for row, text in enumerate(texts) if text in missing)
+        raise _missing(where(row), name, texts[row])
+    if number is None:
+        return texts
+    converted = [number(text) for text in texts]
+    _require_finite(converted, name, where)
+    return converted
+
+
+def _from_parquet(path: Path, inputs: Sequence[str], others: Sequence[str]) -> _Rows:
+    """Read a parquet file; inputs are of the smallest type that holds all of them."""
+
+    def where(row: int) -> str:
+        return f"{path}: row {row}"
+
+    with _readable(path):
+        table = read_parquet([path], list(dict.fromkeys((*inputs, *others))))
+        for name in table.column_names:
+            empty = table.column(name).is_null(nan_is_null=True).to_numpy()
+            if empty.any():
+                raise _missing(where(int(np.argmax(empty))), name, "null")
+        numbers = [_parquet_numbers(table.column(name), name, where) for name in inputs]
+        columns = {name: _parquet_values(table.column(name), name, where) for name in others}
+    return _Rows(np.column_stack(numbers), columns, where)
+
+
+def _parquet_numbers(column: Any, name: str, where: Callable[[int], str]) -> NDArray[Any]:
+    """A column of inputs, without nulls."""
+    values = np.asarray(column.to_numpy())
+    if len(values) and isinstance(values[0], str):
+        raise _text(where(0), name, values[0])
+    if values.dtype.kind not in "biuf":
+        raise DataError(
+            f"{where(0)}: column {name!r} holds {column.type!s:.60}, expected numbers; leave it "
+            "out of data.inputs"
+        )
+    if values.dtype.kind == "f":
+        _require_finite(values, name, where)
+    return values
+
+
+def _parquet_values(column: Any, name: str, where: Callable[[int], str]) -> list[Any]:
+    """A column of labels, clients or parts, without nulls."""
+    values: list[Any] = column.to_pylist()
+    if values and not isinstance(values[0], str | int | float):
+        raise DataError(
+            f"{where(0)}: column {name!r} holds {column.type!s:.60}, expected text or numbers"
+        )
+    if values and isinstance(values[0], float):
+        _require_finite(values, name, where)
+    return values
+
+
+def _parquet_header(path: Path) -> list[str]:
+    """The names of a parquet file's columns."""
+    refuse_shadow("pyarrow")
+    with _readable(path):
+        return parquet_columns(path)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Convert errors of pyarrow inside the block to one line.
+
+    Raises:
+        DataError: the file is missing, damaged, or of another kind.
+        DiskError: the disk fails.
+        JobError: pyarrow is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise JobError(
+            f"data.path: {path}: parquet files are read by the package pyarrow, which is not "
+            "installed; pip install pyarrow, or write a CSV file"
+        ) from error
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        message = f"{path}: not a readable parquet file: {why}"
+        raise read_error(error, message, DataError) from error
+
+
+def _missing(where: str, name: str, text: str) -> DataError:
+    return DataError(
+        f"{where}: column {name!r} is missing ({text!r}); fill it in, or leave out such rows or "
+        "this column"
+    )
+
+
+def _text(where: str, name: str, text: str) -> DataError:
+    return DataError(
+        f"{where}: column {name!r} is {text!r:.40}, expected a number; leave a column of text out "
+        "of data.inputs, or write it as numbers, such as by "
+        f"pandas.get_dummies(table, columns=[{name!r}])"
+    )
+
+
+def _require_finite(numbers: Any, name: str, where: Callable[[int], str]) -> None:
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        row = int(np.argmin(finite))
+        raise DataError(
+            f"{where(row)}: column {name!r} is {numbers[row]}, expected a finite number"
+        )
+
+
+def _numbered(values: list[Any]) -> tuple[IntArray, list[Any]]:
+    """The number of each value, [n], and the values in sorted order."""
+    names = sorted({*values})
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.fromiter((numbers[value] for value in values), np.int64, len(values)), names
+
+
+def _rows_of(clients: IntArray, owner: IntArray) -> list[IntArray]:
+    """The rows of each of these clients, ascending; owners may be others, too."""
+    place = np.searchsorted(clients, owner)
+    rows = np.flatnonzero(np.isin(owner, clients))
+    place = place[rows]
+    counts = np.bincount(place, minlength=len(clients))
+    return np.split(rows[np.argsort(place, kind="stable")], np.cumsum(counts)[:-1])
+
+
+def _listed(noun: str, names: list[Any]) -> str:
+    """Names with their numbers: "setosa is class 0, versicolor 1, ... (50 classes)"."""
+    shown = [f"{name!s:.40} {number}" for number, name in enumerate(names[:_LISTED])]
+    shown[0] = f"{names[0]!s:.40} is {noun} 0"
+    more = f", ... ({len(names)} in all)" if len(names) > _LISTED else ""
+    return ", ".join(shown) + more

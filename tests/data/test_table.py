@@ -1,0 +1,241 @@
+"""Tables of a user's own: CSV and parquet."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.data.sources.table import Table
+from hpcfl.errors import DataError, JobError
+from tests.forked import finish
+from tests.parallel.background import write
+from tests.parallel.outcome import outcome
+
+CSV = """\
+age,dose,smokes,clinic,species,part
+61,0.5,True,oslo,versicolor,train
+44,1e-1,False,bergen,setosa,train
+52,.25,False,oslo,virginica,test
+70,2,True,tromso,setosa,train
+38,1.5,False,molde,setosa,test
+49,3,True,bergen,versicolor,test
+"""
+X = [[61, 0.5, 1], [44, 0.1, 0], [52, 0.25, 0], [70, 2, 1], [38, 1.5, 0], [49, 3, 1]]
+KEYS = {"label": "species", "client": "clinic", "split": "part"}
+NAMES = "data.label: in sorted order, setosa is class 0, versicolor 1, virginica 2"
+
+
+def load(tmp_path, text=CSV, **keys):
+    path = tmp_path / "own.csv"
+    path.write_text(text)
+    return Table(path=str(path), **(keys or KEYS)).load(0)
+
+
+def labelled(*labels):
+    """A CSV of one input and these labels."""
+    return "x,y\n" + "".join(f"{k},{label}\n" for k, label in enumerate(labels))
+
+
+def check_whole(found):
+    assert np.array_equal(found.train.inputs, np.array(X)[[0, 1, 3]])
+    assert np.array_equal(found.test.inputs, np.array(X)[[2, 4, 5]])
+    assert found.train.labels.tolist() == [1, 0, 0]
+    assert found.test.labels.tolist() == [2, 0, 1]
+    assert found.train.labels.dtype == torch.int64
+    assert (found.classes, found.loss) == (3, "cross_entropy")
+    assert [rows.tolist() for rows in found.natural] == [[1], [0], [2]]
+    # Molde has no training example, so its test is no client's.
+    assert [rows.tolist() for rows in found.natural_tests] == [[2], [0], []]
+    assert found.notes == (
+        NAMES,
+        "data: 1 of 3 classes have no training example: 2",
+        "data.client: in sorted order, bergen is client 0, oslo 1, tromso 2",
+    )
+
+
+def test_columns_of_a_csv(tmp_path):
+    check_whole(load(tmp_path))
+    assert load(tmp_path, inputs=("smokes", "age"), **KEYS).train.inputs[0].tolist() == [1, 61]
+
+
+@pytest.mark.parametrize("change", [("", "\ufeff"), (",", ";"), (",", "\t"), ("\n", "\r\n")])
+def test_csv_as_programs_write_it(tmp_path, change):
+    old, new = change
+    text = CSV.replace(old, new) if old else new + CSV
+    path = tmp_path / "own.csv"
+    path.write_bytes(text.encode())
+    check_whole(Table(path=str(path), **KEYS).load(0))
+
+
+def test_columns_of_a_parquet_file(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is absent")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [line.split(",") for line in CSV.splitlines()[1:]]
+    _, _, smokes, clinic, species, part = zip(*rows, strict=True)
+    columns = {
+        "age": np.array(X)[:, 0].astype(np.int16),
+        "dose": np.array(X)[:, 1],
+        "smokes": [text == "True" for text in smokes],
+        "clinic": pyarrow.array(clinic).dictionary_encode(),  # as categories of pandas
+        "species": species,
+        "part": part,
+    }
+    path = tmp_path / "own.parquet"
+    parquet.write_table(pyarrow.table(columns), path)
+    check_whole(Table(path=str(path), **KEYS).load(0))
+    for name, values, message in [
+        ("dose", [1.0, None, 2, 3, 4, 5], r"row 1: column 'dose' is missing \('null'\)"),
+        ("dose", [1.0, 2, np.nan, 3, 4, 5], r"row 2: column 'dose' is missing \('null'\)"),
+        ("dose", [1.0, np.inf, 2, 3, 4, 5], "row 1: column 'dose' is inf, expected a finite"),
+        ("dose", species, r"row 0: column 'dose' is 'versicolor', .* pandas.get_dummies"),
+        ("dose", [[1.0]] * 6, "column 'dose' holds list<.*>, expected numbers"),
+        ("clinic", [[1.0]] * 6, "column 'clinic' holds list<.*>, expected text or numbers"),
+        ("species", [*species[:5], None], r"row 5: column 'species' is missing \('null'\)"),
+    ]:
+        parquet.write_table(pyarrow.table({**columns, name: values}), path)
+        with pytest.raises(DataError, match=message) as caught:
+            Table(path=str(path), **KEYS).load(0)
+        assert str(caught.value).startswith(str(path))
+        assert "\n" not in str(caught.value)
+    whole = path.read_bytes()
+    for content in (b"", b"text", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=f"{path}: not a readable parquet file: ") as caught:
+            Table(path=str(path), **KEYS).load(0)
+        assert "\n" not in str(caught.value)
+
+
+def test_pyarrow_is_asked_for_by_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "own.parquet").touch()
+    with pytest.raises(JobError, match=r"not installed; pip install pyarrow, or write a CSV file"):
+        Table(path=str(tmp_path / "own.parquet"), **KEYS).load(0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "numbers", "note"),
+    [
+        ("0 1 2 1", 3, [0, 1, 2, 1], None),
+        ("10 9 10 3", 3, [2, 1, 2, 0], "3 is class 0, 9 1, 10 2"),
+        ("007 12 007 1", 3, [0, 2, 0, 1], "007 is class 0, 1 1, 12 2"),
+        ("NA DE 1 DE", 3, [2, 1, 0, 1], "1 is class 0, DE 1, NA 2"),
+        ("True False True True", 2, [1, 0, 1, 1], "False is class 0, True 1"),
+    ],
+)
+def test_text_and_integers_are_classes_in_sorted_order(tmp_path, labels, classes, numbers, note):
+    found = load(tmp_path, labelled(*labels.split()), label="y")
+    assert (found.classes, found.loss) == (classes, "cross_entropy")
+    assert found.train.labels.tolist() == numbers
+    note = note and f"data.label: in sorted order, {note}"
+    assert found.notes[:-1] == ((note,) if note else ())
+    assert found.notes[-1].startswith("data: there are no test examples")
+    assert (found.test, found.natural, found.natural_tests) == (None, None, None)
+
+
+def test_numbers_with_a_point_are_targets(tmp_path):
+    found = load(tmp_path, labelled("1", "2.5", "-1e-1"), label="y", holdout=0.5)
+    assert (found.classes, found.loss, found.notes) == (None, "squared", ())
+    assert found.train.labels.tolist() == [[1], [2.5], [-0.1]]
+    (note,) = load(tmp_path, labelled("1.0", "2.0"), label="y", holdout=0.5).notes
+    assert "are the targets of a regression; if they are classes, write integers" in note
+
+
+def test_many_integers_are_perhaps_targets(tmp_path):
+    (note,) = load(tmp_path, labelled(*range(18, 30)), label="y", holdout=0.5).notes
+    assert note.endswith(
+        "26 8, 27 9, ... (12 in all); for a regression write numbers with a decimal point, 18.0 "
+        "for 18"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keys", "message"),
+    [
+        ("", "", {"label": "kind"}, "no column 'kind'; found age, dose, smokes, clinic, species"),
+        ("", "", {"inputs": ("size",)}, "no column 'size'; found age"),
+        ("", "", {"client": None}, ":2: column 'clinic' is 'oslo', expected a number; leave a"),
+        ("61", "", {}, r":2: column 'age' is missing \(''\); fill it in, or leave out such rows"),
+        (".25", "NaN", {}, r":4: column 'dose' is missing \('NaN'\)"),
+        (".25", "inf", {}, ":4: column 'dose' is 'inf', expected a finite number"),
+        (".25", "2_5", {}, ":4: column 'dose' is '2_5', expected a number"),
+        ("tromso", "", {}, r":5: column 'clinic' is missing \(''\)"),
+        ("virginica", "", {}, r":4: column 'species' is missing \(''\)"),
+        ("tromso,setosa,train", "a,b,val", {}, ":5: column 'part' is 'val', expected train or t"),
+        ("train", "test", {}, "column 'part' says train in no row"),
+        ("age", "dose", {}, "two columns are called 'dose'; rename one"),
+        ("age", "part", {}, "two columns are called 'part'; found part, dose"),
+        ("age", "", {}, "column 1 has no name, as the index of pandas; name the inputs in data.in"),
+        (",oslo", "", {}, ":2: 5 values, the header has 6"),
+        (CSV, "", {}, "no column 'species'; found"),
+        (CSV, "clinic,species,part\n", {}, "has no column of inputs beside species, clinic, part"),
+        (CSV, CSV.split("\n", 1)[0], {}, "has no row below its header"),
+        (CSV, "\0\udcff", {}, "not a readable csv file"),
+    ],
+)
+def test_wrong_tables(tmp_path, old, new, keys, message):
+    path = tmp_path / "own.csv"
+    path.write_bytes(CSV.replace(old, new).encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=message) as caught:
+        Table(path=str(path), **{**KEYS, **keys}).load(0)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_label_among_numbers(tmp_path):
+    with pytest.raises(DataError, match=r"own.csv:3: column 'y' is missing \('NA'\)"):
+        load(tmp_path, labelled("1.5", "NA", "2"), label="y")
+    with pytest.raises(DataError, match=r"own.csv:3: column 'y' is inf, expected a finite number"):
+        load(tmp_path, labelled("1.5", "1e999", "2"), label="y")
+    with pytest.raises(DataError, match=r"own.csv:4: column 'y' is missing \(''\)"):
+        load(tmp_path, "x,y\n\n1,2\n2,\n", label="y")
+
+
+def job(tmp_path, path, **data):
+    return write(
+        tmp_path,
+        data={"kind": "table", "path": str(path), **data},
+        model={"name": "linear"},
+        rounds=4,
+        checkpoint={"every": 2},
+        task=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("inputs: []", "data: inputs is empty"),
+        ("inputs: [age, y]", "data: column 'y' is named 2 times by inputs, label and split"),
+        ("inputs: [age, age]", "data: column 'age' is named 2 times"),
+        ("inputs: age", "data.inputs: "),
+    ],
+)
+def test_wrong_keys(tmp_path, refused, keys, message):
+    (tmp_path / "job.yaml").write_text(
+        f"data: {{kind: table, path: own.csv, label: y, {keys}}}\nmodel: {{name: linear}}\n"
+        "cohort: {kind: cyclic, size: 1}\nalgorithm: {name: fedavg}\n"
+        "local: {lr: 0.1, steps: 1}\nrounds: 1\n"
+    )
+    assert message in refused("check", tmp_path / "job.yaml")
+
+
+def test_runs_of_a_table(tmp_path, refused, hpcfl):
+    """The same bits on 1 and 2 ranks, and a resume notices another file."""
+    values = np.random.default_rng(0).normal(size=(60, 2))
+    rows = [f"{p:.3f},{q:.3f},{'b' if p > q else 'a'},k{k % 6}" for k, (p, q) in enumerate(values)]
+    path = tmp_path / "own.csv"
+    path.write_text("\n".join(["p,q,y,who", *rows]) + "\n")
+    made = job(tmp_path, path, label="y", client="who", holdout=0.2, inputs=["p", "q"])
+    for ranks in (1, 2):
+        ended = finish(ranks, "run", made, "--out", tmp_path / f"run{ranks}")
+        assert ended.returncode == 0, ended.stderr
+    assert outcome(tmp_path / "run1") == outcome(tmp_path / "run2")
+    checked = hpcfl("check", made, "--data")
+    assert any("a is class 0, b 1" in line for line in checked.out)
+    shown = hpcfl("data", "show", made)
+    assert "| 6 clients" in shown.text
+    path.write_text("\n".join(["p,q,y,who", *rows[::-1]]) + "\n")
+    line = refused("resume", tmp_path / "run1", "rounds=6")
+    assert re.match(f"DataError: {path}: its content changed since ", line)
