@@ -73,7 +73,8 @@ def check_features(components: Components) -> tuple[str, ...]:
     Raises:
         JobError: there are none.
     """
-    algorithm, layout = components.algorithm, components.algorithm.layout
+    algorithm = components.job.algorithm
+    layout = algorithm.layout
     if not algorithm.needs_features:
         return ()
     name = f"algorithm.name: {components.loaded.tree['algorithm']['name']}"

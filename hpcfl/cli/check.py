@@ -1,6 +1,6 @@
 """The output of `hpcfl check` (``check_job``) and of `hpcfl data show` (``show_partition``)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.fingerprints import Digests, digest, fingerprints, shown
 from hpcfl.data.partition import Dirichlet, ExampleRows, Partition
 from hpcfl.data.split import effective_partition, split_examples
-from hpcfl.engine.dry_round import RoundSchema, traffic
+from hpcfl.engine.dry_round import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
 from hpcfl.job.resume_rules import input_places
@@ -83,7 +83,11 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     dealt = loaded.job.data.partition_clients
     if components:
         dealt = len(components.rows) + components.split.kept_clients
-    lines = [*_job_lines(in_force, population, dealt, components.schema if components else None)]
+    if components:
+        sizes = multiples_of(components.algorithm, components.schema)
+    else:
+        sizes = multiples(loaded.job.algorithm)
+    lines = [*_job_lines(in_force, population, dealt, sizes)]
     if components:
         lines += [*_data_lines(components), *(("note", note) for note in notes)]
         lines += _input_lines(inputs)
@@ -185,7 +189,7 @@ def _in_force(loaded: LoadedJob, components: Components | None) -> LoadedJob:
 
 
 def _job_lines(
-    loaded: LoadedJob, population: int | None, dealt: int | None, schema: RoundSchema | None
+    loaded: LoadedJob, population: int | None, dealt: int | None, sizes: Sequence[str]
 ) -> Iterable[tuple[str, str]]:
     """Lines on the job itself.
 
@@ -193,7 +197,7 @@ def _job_lines(
         loaded: the job.
         population: the clients that train; None if only the data knows their number.
         dealt: these and the clients kept for validation.
-        schema: of a dry round of its model; None where that is not known.
+        sizes: of what a client receives, sends and keeps, in vectors; "-" if not known.
     """
     job, tree = loaded.job, loaded.tree
     yield "job", loaded.name + (f" (task {job.task})" if job.task else "")
@@ -206,8 +210,6 @@ def _job_lines(
     share = f", C = {job.cohort.participation(population):.4g}" if population else ""
     yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
     yield "algorithm", f"{short_name(tree['algorithm']['name'])}{_settings(job.algorithm)}"
-    algorithm = job.algorithm
-    sizes = multiples_of(algorithm, schema) if schema else multiples(algorithm)
     known = [f"{n} {what}" for n, what in zip(sizes, _WHAT, strict=False) if n != "-"]
     if known:
         yield "", f"vectors per client: {', '.join(known)}"
