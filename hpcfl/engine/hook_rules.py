@@ -23,6 +23,7 @@ from hpcfl.algorithms.base import (
     Grad,
     LossTerms,
 )
+from hpcfl.engine.statistics import WithStatistics
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.local.draws import drawn
 from hpcfl.local.step import check_terms, local_step
@@ -169,7 +170,7 @@ def _require_signature(algorithm: Algorithm, hook: str) -> None:
 
 def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
     """The error of a hook that breaks a rule."""
-    cls = type(algorithm)
+    cls = type(algorithm.method if isinstance(algorithm, WithStatistics) else algorithm)
     return BrokenRuleError(f"{cls.__name__}.{hook} {rule}", defined(getattr(cls, hook)))
 
 

@@ -108,64 +108,64 @@ class WithStatistics(Algorithm):
         for name in Algorithm.__annotations__:
             if hasattr(algorithm, name):  # no facts are known yet in some trials
                 object.__setattr__(self, name, getattr(algorithm, name))
-        self._method, self._local = algorithm, carried == "local"
+        self.method, self._local = algorithm, carried == "local"
         self.initial, self.carried = initial, carried
 
     @property
     def full_gradient(self) -> Any:
         """As of the method."""
-        return self._method.full_gradient
+        return self.method.full_gradient
 
     @property
     def warm_start(self) -> bool:
         """As of the method."""
-        return self._method.warm_start
+        return self.method.warm_start
 
     def with_facts(self, facts: Facts) -> "WithStatistics":
         """A copy whose method has these facts."""
-        return WithStatistics(self._method.with_facts(facts), self.initial, self.carried)
+        return WithStatistics(self.method.with_facts(facts), self.initial, self.carried)
 
     def init_server(self, x0: Vector) -> Any:
-        return self._with_server(self._method.init_server(x0), self.initial.to(x0.device))
+        return self._with_server(self.method.init_server(x0), self.initial.to(x0.device))
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
-        state = self._method.init_client(x0, random_init)
+        state = self.method.init_client(x0, random_init)
         return joined(state, self.initial.to(x0.device)) if self._local else state
 
     def warm_start_client(self, state: Any, gradient: Vector) -> Any:
         inner, statistics = self._state(state)
-        first = self._method.warm_start_client(inner, gradient)
+        first = self.method.warm_start_client(inner, gradient)
         return first if statistics is None else joined(first, statistics)
 
     def warm_start_server(self, server: Any, mean: Vector) -> Any:
         inner, statistics = self._server(server)
-        return self._with_server(self._method.warm_start_server(inner, mean), statistics)
+        return self._with_server(self.method.warm_start_server(inner, mean), statistics)
 
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
-        return self._method.full_gradient_points(self._server(server)[0])
+        return self.method.full_gradient_points(self._server(server)[0])
 
     def prepare(self, server: Any, cohort: Cohort) -> Any:
         inner, statistics = self._server(server)
-        return self._with_server(self._method.prepare(inner, cohort), statistics)
+        return self._with_server(self.method.prepare(inner, cohort), statistics)
 
     def broadcast(self, server: Any) -> Any:
         inner, statistics = self._server(server)
-        return self._with_server(self._method.broadcast(inner), statistics)
+        return self._with_server(self.method.broadcast(inner), statistics)
 
     def begin(self, message: Any, state: Any, client: Client) -> Any:
         (inner, sent), (own, kept) = self._server(message), self._state(state)
         statistics = kept if self._local else sent
-        return joined(self._method.begin(inner, own, client), statistics)
+        return joined(self.method.begin(inner, own, client), statistics)
 
     def first_point(self, message: Any, state: Any, client: Client) -> Vector:
         own, _ = self._state(state)
-        return self._method.first_point(self._server(message)[0], own, client)
+        return self.method.first_point(self._server(message)[0], own, client)
 
     def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        return self._method.start_point(y, split(local).tree, client)
+        return self.method.start_point(y, split(local).tree, client)
 
     def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        return self._method.gradient_point(y, start, split(local).tree, client)
+        return self.method.gradient_point(y, start, split(local).tree, client)
 
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client
@@ -173,17 +173,17 @@ class WithStatistics(Algorithm):
         inner, statistics = split(local)
         of_step: Any = grad  # its first call moves them
         of_step.statistics = statistics
-        d, after = self._method.direction(point, inner, grad, client)
+        d, after = self.method.direction(point, inner, grad, client)
         return d, joined(after, of_step.statistics)
 
     def step_scale(self, y: Vector, local: Any, client: Client) -> float | Tensor:
-        return self._method.step_scale(y, split(local).tree, client)
+        return self.method.step_scale(y, split(local).tree, client)
 
     def finish(
         self, y: Vector, local: Any, message: Any, state: Any, client: Client
     ) -> tuple[Any, Any]:
         (inner, statistics), (own, _) = split(local), self._state(state)
-        upload, kept = self._method.finish(y, inner, self._server(message)[0], own, client)
+        upload, kept = self.method.finish(y, inner, self._server(message)[0], own, client)
         if self._local:
             return upload, joined(kept, statistics)
         return joined(upload, statistics), kept
@@ -192,30 +192,30 @@ class WithStatistics(Algorithm):
         (inner, before), (means, after) = self._server(server), self._server(mean)
         # The mean of no clients is zero.
         statistics = after if cohort.size else before
-        return self._with_server(self._method.update(inner, means, cohort), statistics)
+        return self._with_server(self.method.update(inner, means, cohort), statistics)
 
     def evaluated(self, server: Any) -> Vector:
-        return self._method.evaluated(self._server(server)[0])
+        return self.method.evaluated(self._server(server)[0])
 
     def round_numbers(self, server: Any) -> Mapping[str, Scalar | float]:
-        return self._method.round_numbers(self._server(server)[0])
+        return self.method.round_numbers(self._server(server)[0])
 
     def personal_model(self, x: Vector, state: Any) -> Vector | None:
-        made = self._method.personal_model(x, self._state(state)[0])
+        made = self.method.personal_model(x, self._state(state)[0])
         return x if made is None and self._local else made
 
     @property
     def has_personal_models(self) -> bool:
         """Whether clients have models, or statistics, of their own."""
-        return self._local or self._method.has_personal_models
+        return self._local or self.method.has_personal_models
 
     def down_bytes(self, message: Any) -> int:
         inner, statistics = self._server(message)
-        return self._method.down_bytes(inner) + (0 if statistics is None else statistics.nbytes)
+        return self.method.down_bytes(inner) + (0 if statistics is None else statistics.nbytes)
 
     def up_bytes(self, upload: Any) -> int:
         inner, statistics = self._server(upload)
-        return self._method.up_bytes(inner) + (0 if statistics is None else statistics.nbytes)
+        return self.method.up_bytes(inner) + (0 if statistics is None else statistics.nbytes)
 
     def _with_server(self, tree: Any, statistics: Vector | None) -> Any:
         """A server, message or upload, with the statistics if it has any."""

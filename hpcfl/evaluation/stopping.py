@@ -41,7 +41,8 @@ class StopRule:
         name, target, patience = self._config.metric, self._config.target, self._config.patience
         if name not in scores:
             return
-        value = scores[name]
+        # The log, from which a resume takes it, has no other number that is not finite.
+        value = scores[name] if math.isfinite(scores[name]) else math.nan
         self._take(value)
         if target is not None and self._sign * value >= self._sign * target:
             self.reason = f"{name} is {value:.4g} after round {round}, target {target:g}"

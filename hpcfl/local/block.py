@@ -132,11 +132,8 @@ class Block:
                 _slot(uploads, k),
                 # Cloned: a view would keep the states of all K clients in memory for as long as
                 # the store keeps one of them.
-                type(after)(
-                    *(
-                        message.x if same else leaf[k].clone()
-                        for same, leaf in zip(self._shared, after, strict=True)
-                    )
+                with_received(
+                    tree_map(lambda leaf, k=k: leaf[k].clone(), after), self._shared, message.x
                 ),
                 losses[k],
                 carry[0][k] if local_models else carry[0].new_empty(0),
@@ -221,6 +218,12 @@ class PaddedGradient:
         return Forward(
             *self._call(lambda points: self._gradients.forward(points, self._batches), point)
         )
+
+
+def with_received(state: Any, shared: Sequence[bool], x: Vector) -> Any:
+    """The state of a client, where the ``shared`` fields are the received model itself."""
+    fields = zip(shared, state, strict=True)
+    return type(state)(*(x if same else leaf for same, leaf in fields))
 
 
 def _slot(tree: Any, k: int) -> Any:

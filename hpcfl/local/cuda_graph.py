@@ -67,10 +67,10 @@ class Captured(NamedTuple):
 
 
 def capture(function: Callable[..., Any], trees: Any, stream: torch.cuda.Stream) -> Captured:
-    """Capture a function of trees of tensors on a stream that no other graph is captured on.
+    """Capture a function of trees of tensors on this stream, not on the one that torch would take.
 
     Graphs of one stream share workspaces of cuBLAS, and the end of one would free it under the
-    others.
+    others.  torch has 32 streams, which it hands out in turn.
     """
     _warm_up(function, trees, stream)
     leaves, spec = tree_flatten(trees)

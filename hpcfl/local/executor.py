@@ -72,13 +72,17 @@ def block_executor(
     return Block(sequential, gradients, batches, shared, CudaGraphStep if cuda else _unchanged)
 
 
-def lane_executor(sequential: Sequential, clients: ClientPool, x: Vector, *, size: int) -> Lanes:
+def lane_executor(
+    sequential: Sequential, clients: ClientPool, x: Vector, *, shared: Sequence[bool], size: int
+) -> Lanes:
     """The executor of ``size`` lanes, for a GPU.
 
     Args:
         sequential: whose algorithm, model, loss and precision it takes.
         clients: give the width of the widest batch, and an example.
         x: [P], any point: the model is tried there.
+        shared: for each field of a client's state, whether it is the model that the client
+            received.
         size: K.
 
     Raises:
@@ -95,7 +99,8 @@ def lane_executor(sequential: Sequential, clients: ClientPool, x: Vector, *, siz
     pair = clients.examples_to_try()
     gradients.probe(x, pair)
     batches = PaddedBatches(size, clients.width, clients.block_batches())
-    return Lanes(sequential, gradients, batches, pair, int(clients.steps_per_round.max()))
+    most = int(clients.steps_per_round.max())
+    return Lanes(sequential, gradients, batches, pair, shared, most)
 
 
 def padded_width(examples: int, device: torch.device, *, bf16: bool) -> int:

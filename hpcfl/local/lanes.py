@@ -13,7 +13,7 @@ rounding, as batches are padded.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Client
-from hpcfl.local.block import Carry, PaddedGradient
+from hpcfl.local.block import Carry, PaddedGradient, with_received
 from hpcfl.local.block_gradients import Batches, BlockGradients
-from hpcfl.local.cuda_graph import WARMUP_CALLS, capture
+from hpcfl.local.cuda_graph import capture
 from hpcfl.local.error_context import client_errors
 from hpcfl.local.layers import PAD_MULTIPLE, PaddedLayers
 from hpcfl.local.padded_batches import PaddedBatches, Step
@@ -58,9 +58,14 @@ class LaneGradients(BlockGradients):
 def no_draws(device: torch.device) -> Iterator[None]:
     """Refuse draws of torch's generators inside: a graph would draw the same in every step.
 
+    Not in a capture, where the state of a generator cannot be read; the calls before it show them.
+
     Raises:
         NotImplementedError: there were some.
     """
+    if torch.cuda.is_current_stream_capturing():
+        yield
+        return
     generators = default_generators(device)
     before = [generator.get_state() for generator in generators]
     yield
@@ -78,6 +83,8 @@ class Lanes:
         gradients: of one client.
         batches: pads the clients' batches to one width, and gathers those of K clients at once.
         pair: two examples, whose order in memory the batches have in lanes.
+        shared: for each field of a client's state, whether it is the model that the client
+            received.
         most_steps: of a client in a round.
     """
 
@@ -87,12 +94,13 @@ class Lanes:
         gradients: LaneGradients,
         batches: PaddedBatches,
         pair: Batch,
+        shared: Sequence[bool],
         most_steps: int,
     ) -> None:
         self._sequential, self._algorithm = sequential, sequential.algorithm
         self._gradients, self._batches, self._size = gradients, batches, batches.size
         self._orders = (*map(_order, pair), [0])
-        self._most_steps = most_steps
+        self._shared, self._most_steps = shared, most_steps
         self._memory: _Memory | None = None
 
     def full_gradients(
@@ -127,6 +135,7 @@ class Lanes:
                 some, states[k : k + self._size], carries, totals, strict=True
             ):
                 upload, after = self._sequential.finish(message, task, state, y, local)
+                after = with_received(after, self._shared, message.x)
                 model = y if local_models else y.new_empty(0)
                 results.append(ClientResult(upload, after, total / task.client.steps, model))
         return results
@@ -145,14 +154,13 @@ class Lanes:
         memory.begin(carries, clients, first.batches.seeds)
         ahead, done = chain([first], steps), 0
         while done < max(work):
-            chunk = list(islice(ahead, memory.capacity))
-            memory.fill(chunk)
-            for s in range(done, done + len(chunk)):
+            count = memory.fill(ahead)
+            for s in range(done, done + count):
                 for lane, own in zip(memory.lanes, work, strict=False):
                     if s < own:
                         lane.replay()
             memory.join()
-            done += len(chunk)
+            done += count
         return [memory.carry(k) for k in range(len(tasks))], memory.totals[: len(tasks)].clone()
 
     def _step(self, memory: "_Memory", k: int) -> None:
@@ -226,17 +234,24 @@ class _Memory:
         self.taken.zero_()
         self.totals.zero_()
 
-    def fill(self, steps: Sequence[Step]) -> None:
-        """Set the batches of the next steps; the lanes begin when they are there."""
-        for s, step in enumerate(steps):
+    def fill(self, steps: Iterator[Step]) -> int:
+        """Set the batches of the next steps; the lanes begin when they are there.
+
+        Returns:
+            The number of steps: as many as there is room for, or are left.
+        """
+        count = 0
+        for step in islice(steps, self.capacity):
             for own, given, order in zip(
                 self._batches, step.batches[:3], self._orders, strict=True
             ):
-                own[s].copy_(given.permute(order))
+                own[count].copy_(given.permute(order))
+            count += 1
         self.at.zero_()
         main = torch.cuda.current_stream()
         for lane in self.lanes:
             lane.stream.wait_stream(main)
+        return count
 
     def batch(self, k: int) -> Batches:
         """Within the step of lane k: its next batch."""
@@ -279,11 +294,10 @@ class _Lane:
 
     def __init__(self, step: Callable[[], None], rewind: Callable[[], object]) -> None:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        calls = count(1)
 
         def rewound() -> None:
             step()
-            if next(calls) <= WARMUP_CALLS:  # within the capture it would be a part of the graph
+            if not torch.cuda.is_current_stream_capturing():  # the graph itself walks on
                 rewind()
 
         self._graph = capture(rewound, (), self.stream).graph

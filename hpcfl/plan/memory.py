@@ -12,6 +12,7 @@ from hpcfl.engine.dry_round import nbytes
 from hpcfl.io.memory import number, return_freed_memory
 from hpcfl.local.examples import READ_AHEAD, WHOLE_CLIENT_BYTES
 from hpcfl.local.executor import padded_width
+from hpcfl.local.lanes import ROUND_BYTES
 from hpcfl.models.flat_vector import layout_of
 from hpcfl.models.statistics import normalises_batches
 from hpcfl.plan.full_gradients import diagnosed_rounds, full_gradient_means, full_gradients
@@ -183,6 +184,9 @@ def memory(
             * batch
             * nbytes(components.dataset.sample(1).to(components.x0.dtype))
         )
+        if job.executor == "lanes":  # keep the batches of a client's steps
+            steps = int(components.clients.steps_per_round.max())
+            inputs += min(ROUND_BYTES, steps * inputs // COPIES)
     if gradients or components.algorithm.warm_start:
         batch = max(batch, min(whole, largest))
     trained = graphs * (components.concurrent_clients * batch * activations.kept + inputs)

@@ -287,16 +287,25 @@ class Components:
         if job.executor == "sequential":
             return one
         if job.executor == "auto":
-            raise JobError("executor: auto is chosen when a run begins; say sequential or block")
+            raise JobError(
+                "executor: auto is chosen when a run begins; say sequential, block or lanes"
+            )
         if job.executor == "lanes" and self.device.type != "cuda":
             raise JobError(
                 "executor: found lanes on a CPU, and lanes need a GPU; say executor=sequential, or "
                 "executor=block"
             )
+        if job.executor == "lanes" and self.concurrent_clients > MAX_BLOCK_SIZE:
+            raise JobError(
+                f"block_size: found {self.concurrent_clients}, and {MAX_BLOCK_SIZE} lanes are "
+                "the most, as torch has no more streams; set a smaller one"
+            )
         check_full_blocks(job, len(self.rows))
         try:
             if job.executor == "lanes":
-                return lane_executor(one, self.clients, self.x0, size=self.concurrent_clients)
+                return lane_executor(
+                    one, self.clients, self.x0, shared=shared, size=self.concurrent_clients
+                )
             return block_executor(
                 one,
                 self.clients,

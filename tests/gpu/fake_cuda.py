@@ -469,6 +469,17 @@ def _as_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+class _Generator:
+    """The device's generator, whose state cannot be read in a capture."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._own = runtime, torch.Generator()
+
+    def __getattr__(self, name: str) -> Any:
+        self._runtime.refuse_in_capture(f"{name} of a generator")
+        return getattr(self._own, name)
+
+
 def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
     """Replace the functions of ``torch.cuda`` that hpcfl calls; autocast is the CPU's."""
 
@@ -517,7 +528,8 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         "get_device_properties": lambda *_: properties,
         "max_memory_allocated": lambda *_: 1,
         "mem_get_info": lambda *_: (runtime.free, properties.total_memory),
-        "default_generators": (torch.Generator(),),
+        "default_generators": (_Generator(runtime),),
+        "is_current_stream_capturing": lambda: runtime.graph is not None,
         "synchronize": runtime.synchronize,
         "current_stream": lambda *_: runtime.stream,
         "Stream": new_stream,

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import hpcfl
 from hpcfl.algorithms import ALGORITHMS
+from hpcfl.algorithms.base import Message
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.solo import Solo
@@ -251,6 +252,35 @@ def test_a_hook_may_keep_the_model_that_a_step_changes(tmp_path, problem, execut
     require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeepsReceived(FedAvg):
+    """Keeps the received model, which it has from its local quantities."""
+
+    def init_client(self, x0, random_init):
+        return Message(x0)
+
+    def finish(self, y, local, message, state, client):
+        return super().finish(y, local, message, state, client)[0], Message(local.x)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_received_model_is_kept_once_for_all_clients(tmp_path, problem, executor, monkeypatch):
+    job = small_job(problem, {"name": f"{__name__}.KeepsReceived"}, executor=executor)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    save, same = ClientStates.save, []
+
+    def noted(self, assignment, states, x):
+        same.extend(state.x is x for state in states)
+        save(self, assignment, states, x)
+
+    monkeypatch.setattr(ClientStates, "save", noted)
+    with fake_cuda():
+        rounds(path, "cuda", tmp_path / "cuda")
+    assert same
+    assert all(same)
+
+
 class TestLanes:
     @pytest.mark.parametrize("model", ["lenet", "cnn_pfl", "char_lstm"])
     def test_any_number_of_lanes_gives_the_same_bits(self, tmp_path, model, monkeypatch):
@@ -292,6 +322,15 @@ class TestLanes:
         path = tmp_path / "job.yaml"
         path.write_text(yaml.safe_dump(job))
         with fake_cuda(), pytest.raises(JobError, match="lanes cannot train fedavg with module"):
+            rounds(path, "cuda", tmp_path / "cuda")
+
+    def test_there_are_as_many_as_streams(self, tmp_path, problem):
+        data = {"kind": "quadratics", "clients": 40, "dim": 2}
+        job = small_job(data, {"name": "fedavg"}, executor="lanes", block_size=33)
+        job |= {"model": {"name": "point"}}
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(job))
+        with fake_cuda(), pytest.raises(JobError, match="found 33, and 32 lanes are the most"):
             rounds(path, "cuda", tmp_path / "cuda")
 
     def test_a_cpu_has_none(self, tmp_path, problem):
