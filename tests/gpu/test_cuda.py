@@ -114,7 +114,7 @@ def test_nccl_on_one_rank(tmp_path, job):
     assert np.array_equal(np.load(npz)["x"], alone.x.numpy())
 
 
-@pytest.mark.parametrize("executor", ["sequential", "block"])
+@pytest.mark.parametrize("executor", ["sequential", "block", "lanes"])
 @pytest.mark.parametrize(
     ("model", "precision", "settings"),
     [
@@ -137,7 +137,7 @@ def test_two_ranks_on_one_gpu_have_the_same_bits(tmp_path, executor, model, prec
     work = BenchWork(users=9, samples=21, cohort=7, batch=5, rate=0.02)
     job = random_job(tmp_path, Subject(model, precision), work, "cuda")
     job |= {"rounds": 3, "executor": executor, "comm": {"backend": "gloo"}}
-    if executor == "block":
+    if executor != "sequential":
         job["block_size"] = 4
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     changes = [as_override(key, value) for key, value in settings.items()]
@@ -153,22 +153,23 @@ def test_two_ranks_on_one_gpu_have_the_same_bits(tmp_path, executor, model, prec
 ALGORITHMS = ["fedavg", "fedhbm", "scaffold", "mime", "fedmim", "localghb", "fedsam", "feddyn"]
 
 
+@pytest.mark.parametrize("executor", ["block", "lanes"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_many_clients_at_once(tmp_path, job, algorithm, precision):
-    """Replayed as a graph, the block executor is the sequential one up to rounding."""
+def test_many_clients_at_once(tmp_path, job, algorithm, precision, executor):
+    """Replayed as graphs, blocks and lanes are the sequential executor up to rounding."""
     how = ["device=cuda", f"algorithm={{name: {algorithm}}}", f"precision={precision}"]
-    block = [*how, "executor=block", "block_size=3"]
-    first, again = (hpcfl.run(job, block, out=tmp_path / name) for name in ("a", "b"))
+    many = [*how, f"executor={executor}", "block_size=3"]
+    first, again = (hpcfl.run(job, many, out=tmp_path / name) for name in ("a", "b"))
     one = hpcfl.run(job, how, out=tmp_path / "one")
     assert torch.equal(first.x, again.x)
     tolerance = 1e-4 if precision == "float32" else 3e-2
     torch.testing.assert_close(first.x, one.x, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("executor", ["block", "auto"])
+@pytest.mark.parametrize("executor", ["block", "lanes", "auto"])
 @pytest.mark.parametrize("model", ["lenet", "resnet20", "cnn_pfl"])
-def test_images_in_blocks_give_the_same_bits_twice(tmp_path, model, executor):
+def test_images_of_many_clients_give_the_same_bits_twice(tmp_path, model, executor):
     draw = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", 60), ("test", 8)):
