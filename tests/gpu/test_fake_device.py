@@ -10,7 +10,7 @@ import warnings
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import NamedTuple
 
 import numpy as np
@@ -140,8 +140,24 @@ def test_every_algorithm_is_played():
     assert {ENTRIES[name].keys["name"] for name in METHODS} == set(ALGORITHMS)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("method", METHODS)
+# Hooks are called in lanes as one client after the other: these call each of them.
+IN_LANES = [
+    "fedavg",
+    "scaffold-2",
+    "mime",
+    "fedsam",
+    "fedntd",
+    "fedrep",
+    "ditto",
+    "fedadamw",
+    "qsgd",
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "executor"),
+    [*product(METHODS, ["sequential", "block"]), *product(IN_LANES, ["lanes"])],
+)
 def test_algorithms(tmp_path, problem, method, executor):
     job = small_job(problem, ENTRIES[method].keys, executor=executor)
     _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
