@@ -146,10 +146,12 @@ class UserMetric:
             other: of the other.
             collective: whether every rank raises it.
         """
-        rule = f"returns {count} {what} of a batch, and {other} of another"
-        if what == "numbers":
-            rule = f"has a score of {count} {what}, and one of {other}"
-        return self._broken(rule, collective=collective)
+        if what == "sums":
+            rule = f"returns {count} sums of a batch, and {other} of another"
+            return self._broken(rule, collective=collective)
+        rule = f"has a score of {count} numbers, and one of {other}"
+        place = defined(type(self._metric).score) if self._metric else defined(self.function)
+        return BrokenRuleError(f"{self.name} {rule}", place, collective=collective)
 
     def _broken(self, rule: str, *, collective: bool = False) -> BrokenRuleError:
         return BrokenRuleError(f"{self.name} {rule}", defined(self.function), collective=collective)
