@@ -83,7 +83,8 @@ def run(
     them.
 
     Args:
-        job: a job file, the name of a packaged job ("quickstart"), or a mapping as in a file.
+        job: a job file, the name of a packaged job ("quickstart"), the record of a run, or a
+            mapping as in a file.
         overrides: settings over the job's: a mapping of keys, dotted or in each other, or a list of
             "key.path=value"; None: none.  A class or a function stands for its dotted path.
         model: takes the place of the job's ``model``: a ``torch.nn.Module``, whose present weights

@@ -333,7 +333,9 @@ def _export(options: argparse.Namespace) -> None:
             raise JobError("export: --record writes no model; export that by another command")
         if options.round is not None:
             raise JobError("export: --record copies the whole log; leave out --round")
-        paths = export_record(options.dir, options.record)
+        paths, missing = export_record(options.dir, options.record)
+        for line in missing:
+            _say(f"not in {options.record}: {line}", file=sys.stderr)
     else:
         from hpcfl.exports.checkpoint import export
 

@@ -112,7 +112,8 @@ def parser() -> argparse.ArgumentParser:
         "--record",
         type=_path,
         metavar="FOLDER",
-        help="copy job, history and log for `hpcfl report`, without names of hosts and folders",
+        help="copy job, history, log and own classes, for `hpcfl report` and `hpcfl run`, without "
+        "names of hosts and folders",
     )
     export.set_defaults(command="export")
 
@@ -470,5 +471,5 @@ def _add_size(command: argparse.ArgumentParser) -> None:
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=_path, help="JOB.yaml, or a name of hpcfl list jobs")
+    parser.add_argument("job", type=_path, help="JOB.yaml, a name of hpcfl list jobs, or a record")
     _add_overrides(parser)

@@ -20,6 +20,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.partition import ExampleRows, RowRanges
+from hpcfl.data.split import Split
 from hpcfl.errors import DataError
 from hpcfl.io.files import parse_json, read_error
 from hpcfl.io.regular import open_binary
@@ -68,11 +69,25 @@ def digest(dataset: Dataset) -> str:
             for piece in _pieces(part):
                 found.update(piece.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     for clients in (dataset.natural, dataset.natural_tests):
-        found.update(repr(None if clients is None else len(clients)).encode())
-        for rows in _rows(clients or ()):
-            found.update(repr(len(rows)).encode())
-            found.update(np.ascontiguousarray(rows, dtype=np.int64).data)
+        _add_clients(found, clients)
     return f"sha256:{found.hexdigest()}"
+
+
+def split_digest(split: Split) -> str:
+    """The sha256 of the examples of each client, and of those held out, behind its name."""
+    found = sha256()
+    kept = None if split.validation is None else [split.validation]
+    for clients in (split.rows, split.held_out, kept):
+        _add_clients(found, clients)
+    return f"sha256:{found.hexdigest()}"
+
+
+def _add_clients(found: Any, clients: Sequence[ExampleRows] | None) -> None:
+    """Add the rows of clients to a digest."""
+    found.update(repr(None if clients is None else len(clients)).encode())
+    for rows in _rows(clients or ()):
+        found.update(repr(len(rows)).encode())
+        found.update(np.ascontiguousarray(rows, dtype=np.int64).data)
 
 
 def shown(digest: str) -> str:

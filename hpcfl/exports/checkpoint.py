@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
 from hpcfl.types import Vector
 
+T = TypeVar("T")
 Built = Callable[[], nn.Module]  # builds the run's model once, see ``_built``
 # The endings of files of weights; hpcfl writes two of these formats.
 _FORMATS = frozenset(
@@ -168,18 +169,29 @@ def _read(
     best: bool,
     client: int | None,
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of the .npz.
+    """The arrays of the .npz."""
+
+    def read(found: Checkpoint) -> dict[str, NDArray[Any]]:
+        if best:
+            return _best(found, folder)
+        return _arrays(found, folder, loaded, built, clients=clients, client=client)
+
+    return read_newest(folder, read, round)
+
+
+def read_newest(folder: RunDir, read: Callable[[Checkpoint], T], round: int | None = None) -> T:
+    """What ``read`` finds in a run's newest checkpoint, or in that of a round.
 
     If a live run deletes the checkpoint meanwhile, its newest one is read instead.
+
+    Raises:
+        StoreError: there is no checkpoint, or it is damaged.
+        JobError: there is none of the round.
     """
     while True:
         before = _manifests(folder)
         try:
-            newest = rounds(folder.checkpoints, round)[-1]
-            found = find(folder.checkpoints, newest)
-            if best:
-                return _best(found, folder)
-            return _arrays(found, folder, loaded, built, clients=clients, client=client)
+            return read(find(folder.checkpoints, rounds(folder.checkpoints, round)[-1]))
         except (StoreError, DiskError):  # NFS reports a deleted file as a disk error
             if before <= _manifests(folder):  # no checkpoint was deleted: this one is damaged
                 raise

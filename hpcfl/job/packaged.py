@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcfl.errors import JobError
+from hpcfl.job.record import is_record
 from hpcfl.job.yaml_file import read
 
 FOLDER = Path(__file__).parents[1] / "jobs"
@@ -35,14 +36,15 @@ def kind_of(argument: Path) -> Literal["job", "sweep", "run"]:
     """What a command line means by an argument; torch is not loaded for it.
 
     Args:
-        argument: a file, the name of a packaged job or sweep, or the directory of a run.
+        argument: a file, the name of a packaged job or sweep, the record of a run, which is a job,
+            or the directory of a run.
 
     Raises:
         JobError: it is none of these, or the file cannot be read.
     """
     path = find_job(argument)
     if (path / "job.yaml").is_file():
-        return "run"
+        return "job" if is_record(path) else "run"
     return "sweep" if "grid" in read(path).tree else "job"
 
 

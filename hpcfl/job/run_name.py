@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from hpcfl.job.record import is_record
 from hpcfl.job.settings import SEED, flatten
 from hpcfl.job.yaml_file import COMMAND_LINE, JobFile, override
 
@@ -31,7 +32,7 @@ def run_name(job: str | Path, overrides: Sequence[str], objects: Sequence[str] =
     odd in a directory's name become "_", and much is cut; a digest of the overrides follows then.
 
     Args:
-        job: the file, or the name of a packaged job.
+        job: the file, the folder of a record, or the name of a packaged job.
         overrides: ``key.path=value`` settings.
         objects: names of Python objects that the run is given, each with a digest.
 
@@ -49,7 +50,8 @@ def run_name(job: str | Path, overrides: Sequence[str], objects: Sequence[str] =
         said = "\0".join([*sorted(f"{key}={value!r}" for key, value in settings.items()), *objects])
         digest = blake2b(said.encode(), digest_size=3).hexdigest()
         text = "-".join(filter(None, [text[:LONGEST].rstrip("_-."), digest]))
-    return f"{Path(job).stem}-{text}" if text else Path(job).stem
+    own = Path(job).resolve().name if is_record(Path(job)) else Path(job).stem
+    return f"{own}-{text}" if text else own
 
 
 def run_directory(job: str | Path, overrides: Sequence[str]) -> Path:

@@ -24,6 +24,7 @@ from hpcfl.evaluation.user_metrics import UserMetric
 from hpcfl.job.callbacks import CallbackEntry, check_callbacks
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
+from hpcfl.job.record import is_record, read_record
 from hpcfl.job.registry import (
     MOVED,
     REGISTRIES,
@@ -209,7 +210,7 @@ class LoadedJob:
 
 
 JobSource = str | Path | Mapping[str, Any]
-"""A job file, the name of a packaged job, or a mapping as in a file."""
+"""A job file, the name of a packaged job, the record of a run, or a mapping as in a file."""
 
 
 def load(job: JobSource, overrides: Sequence[str] = ()) -> LoadedJob:
@@ -232,6 +233,7 @@ def open_job(job: JobSource) -> JobFile:
 
     Raises:
         JobError: the file cannot be read, or is no YAML mapping, or a mapping holds other objects.
+        StoreError: it is the record of a run, and was changed.
     """
     if isinstance(job, Mapping):
         return JobFile("job", tuples(from_python(job, "job")))
@@ -240,7 +242,8 @@ def open_job(job: JobSource) -> JobFile:
             f"job: found {shown(job)}, expected a job file, the name of a packaged job, or a "
             "mapping as in a file"
         )
-    return read(find_job(job))
+    path = find_job(job)
+    return read_record(path) if is_record(path) else read(path)
 
 
 def check(file: JobFile, name: str, *, user_code: bool = True) -> LoadedJob:

@@ -292,7 +292,8 @@ class RunDir:
         if self.is_record:
             raise JobError(
                 f"{self.root}: holds the record of a run, without its models, which cannot be "
-                "resumed; name the run, or choose another directory with --out"
+                "resumed; name the run, or choose another directory with --out; `hpcfl run "
+                f"{self.root}` repeats it"
             )
         if self._has_log_alone:
             raise JobError(
@@ -573,7 +574,8 @@ def _entry(line: bytes) -> dict[str, Any]:
     entry = parse_json(checksum.remove_from_json(line[:-1]))
     if not isinstance(entry, dict):
         raise TypeError(f"a {type(entry).__name__}")
-    for key, kind in (("round", int), ("settings", dict)):
+    kinds = {"round": int, **dict.fromkeys(("settings", "inputs", "packages", "code"), dict)}
+    for key, kind in kinds.items():
         if not isinstance(entry.get(key, kind()), kind):
             raise TypeError(f"{key} is {entry[key]!r}")
     return entry

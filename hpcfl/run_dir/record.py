@@ -26,7 +26,7 @@ from hpcfl.run_dir.history import (
     recorded_machines,
     state_of,
 )
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.layout import RunDir, last_start
 from hpcfl.run_dir.log import LogReader, require_log_prefix
 from hpcfl.run_dir.manifest import (
     BRANCHES,
@@ -242,7 +242,9 @@ class RunReader:
             self._inputs = checkpoint.inputs if checkpoint else {}
             self._compared = newest_folder
         init = recorded_init(self._job.history)
-        inputs = {**self._inputs, **({"model.init": init} if init else {})}
+        # A record has no checkpoint.
+        inputs = {**last_start(self._job.history).get("inputs", {}), **self._inputs}
+        inputs |= {"model.init": init} if init else {}
         return replace(self._job, log=log, inputs=inputs, alive=alive, failed=failed)
 
 

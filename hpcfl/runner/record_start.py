@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
+from hpcfl.data.fingerprints import split_digest
 from hpcfl.errors import DiskError, StoreError, one_line
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io import regular
@@ -17,7 +18,13 @@ from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.progress import Progress
 from hpcfl.runner.session import RankSession
 from hpcfl.setup.code_digests import code_digests, edited
-from hpcfl.setup.environment import KEYS_OF_BITS, KEYS_OF_FAST_BITS, change_warnings, versions
+from hpcfl.setup.environment import (
+    KEYS_OF_BITS,
+    KEYS_OF_FAST_BITS,
+    change_warnings,
+    packages,
+    versions,
+)
 from hpcfl.user_code.names import digest_of
 
 
@@ -64,6 +71,9 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
             "session": session.session_id,
             "round": done,
             **facts,
+            "packages": packages(),
+            "inputs": dict(session.inputs),
+            "split": split_digest(session.components.split),
             "code": code,
             "init": _digest_of_init(job.job),
             "map": [info.record for info in ranks.infos],

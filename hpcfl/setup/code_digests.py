@@ -25,7 +25,8 @@ from hpcfl.user_code.names import digest_of, find_object
 def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
     """The digest of each file that defines a class or function that the job uses, by module.
 
-    The modules that such a file imports are among them, and those that these import.
+    The modules that such a file imports are among them, those that these import, and the packages
+    that they are in.
 
     Args:
         job: names the classes.
@@ -42,7 +43,7 @@ def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
             continue
         content = regular.read(file)
         found[name] = digest_of(content)
-        waiting += _imports(content, module)
+        waiting += [*_imports(content, module), name.rpartition(".")[0]]
     return dict(sorted(found.items()))
 
 

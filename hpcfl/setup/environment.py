@@ -1,10 +1,12 @@
 """Collect the versions and hardware that change a run's bits: libraries, processor, device."""
 
 import platform
+import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ KEYS_OF_BITS = (
 )
 # With ``reduction: fast`` also the number of ranks, and the library that sums.
 KEYS_OF_FAST_BITS = ("ranks", "summed_by")
+
+_FOLDERS = re.compile(r"^\w+(?=[./])", re.MULTILINE)
 
 
 def versions(device: torch.device) -> dict[str, Any]:
@@ -39,6 +43,17 @@ def versions(device: torch.device) -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return found
+
+
+def packages() -> dict[str, str]:
+    """The versions of the installed packages that this process has imported, by name."""
+    imported, found = {name.partition(".")[0] for name in sys.modules}, dict[str, str]()
+    for package in distributions():
+        # The files of a package, each at the beginning of a line; metadata.files takes much longer.
+        folders = _FOLDERS.findall(package.read_text("RECORD") or "")
+        if package.name and not imported.isdisjoint(folders):  # a broken one may have no name
+            found.setdefault(package.name, package.version)
+    return dict(sorted(found.items()))
 
 
 def change_warnings(

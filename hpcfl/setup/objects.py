@@ -27,6 +27,7 @@ from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.errors import DataError, JobError, StoreError, as_job_error, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, write_by
+from hpcfl.job.record import is_record
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.run_name import RUNS, run_name
 from hpcfl.job.schema import JobSource, LoadedJob, add_task_defaults, check, open_job
@@ -48,6 +49,7 @@ from hpcfl.job.yaml_file import (
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import data_arguments
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.setup.record_inputs import require_inputs
 from hpcfl.user_code.generators import generators
 from hpcfl.user_code.names import (
     KEPT,
@@ -181,7 +183,8 @@ def load_job(
         out: the run directory; runs/NAME when absent.
         model: see ``hpcfl.run``.
         data: see ``hpcfl.run``.
-        copies: whether the run gets copies of the files of another run that the job names.
+        copies: whether it will run, so that it needs the data of a record, and copies of the files
+            of another run that the job names.
         origin: of the overrides, as error messages name it.
 
     Returns:
@@ -214,6 +217,8 @@ def load_job(
     objects.pickle(root / KEPT)
     file.tree = with_prefix(file.tree, RUN, f"{root}/")
     loaded = check(file, name)
+    if copies and is_record(Path(file.name)):
+        require_inputs(Path(file.name), loaded.tree)
     return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept_files
 
 

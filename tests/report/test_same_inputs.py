@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hpcfl
+from hpcfl.exports.record import export_record
 from hpcfl.report.collect import with_common_paths
 from hpcfl.run_dir.record import RunRecord
 
@@ -44,6 +45,14 @@ def test_seeds_with_copies_of_the_data_have_a_mean(run_on):
     report = hpcfl.report_runs(runs, layout="seeds")
     (row,) = report.values
     assert row["seeds"] == 2
+
+
+def test_so_have_their_records(run_on, tmp_path):
+    runs = [run_on("a", range(8), 0), run_on("b", range(8), 1), run_on("c", range(1, 9), 2)]
+    for run in runs:
+        export_record(run, tmp_path / "study" / run.name)
+    report = hpcfl.report_runs(tmp_path / "study", layout="seeds")
+    assert [row["seeds"] for row in report.values] == [2, 1]
 
 
 def test_seeds_with_other_data_are_told_apart(run_on):
