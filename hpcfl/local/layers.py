@@ -58,12 +58,15 @@ class PaddedLayers(TorchFunctionMode):
         value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
+        is_causal: bool = False,
         **more: Any,
     ) -> Tensor:
         """Attention without dropout, whose random numbers could not be those of each client."""
         if dropout_p:
             raise NotImplementedError("the dropout inside an attention; set it to 0")
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask, **more)
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, is_causal=is_causal, **more
+        )
 
     def _call(self, function: Callable[..., Any], *values: Any) -> Any:
         """Call a function of the stacked tensors of clients, of this client's tensors."""
@@ -121,6 +124,7 @@ class VmapLayers(PaddedLayers):
             self._replacements[torch.conv2d] = _conv2d
         if pad:
             self._replacements[functional.linear] = _linear
+            self._replacements[functional.multi_head_attention_forward] = _heads
         else:
             self._replacements[functional.embedding] = _embedding
             # nn.LSTM compares data_ptr to decide whether to flatten its weights for cuDNN; a
@@ -229,6 +233,11 @@ class _Stacked(Function):
             )
         )
         return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
+def _heads(*args: Any, **kwargs: Any) -> Any:
+    with sdpa_kernel(SDPBackend.MATH):  # the mode sees no function that this one calls
+        return functional.multi_head_attention_forward(*args, **kwargs)
 
 
 def refuse_dropout(

@@ -361,9 +361,21 @@ class Attention(nn.Module):
         return attend(words, words, words, dropout_p=self.dropout).sum((1, 2, 3))
 
 
+class Heads(nn.Module):
+    """PyTorch's attention, which passes its arguments by their places."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.MultiheadAttention(3, 1, batch_first=True)
+
+    def forward(self, inputs):
+        return self.heads(inputs, inputs, inputs, need_weights=False)[0].sum((1, 2))
+
+
 @pytest.mark.filterwarnings("error")  # torch warns where vmap calls client after client
-def test_attention_is_computed_for_all_clients_at_once():
-    model = Attention()
+@pytest.mark.parametrize("kind", [Attention, Heads])
+def test_attention_is_computed_for_all_clients_at_once(kind):
+    model = kind()
     rows = [Batch(torch.randn(2, 5, 3), torch.zeros(2)) for _ in range(2)]
     many = BlockGradients(model, LOSSES["quadratic"], "grouped")
     (step,) = PaddedBatches(2, 2).steps(tasks(rows))
