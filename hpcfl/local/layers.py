@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hpcfl.models.losses import widen
@@ -29,7 +30,7 @@ _GROUP = 32  # places of a sequence that CUDA's gradient of an embedding sums to
 class PaddedLayers(TorchFunctionMode):
     """A mode that replaces functions of layers whose batches are padded, of one client.
 
-    Batch normalisation leaves padding out, and functional dropout is refused.
+    Batch normalisation leaves padding out; functional dropout, and that of attention, are refused.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class PaddedLayers(TorchFunctionMode):
         self._replacements: dict[Any, Callable[..., Any]] = {
             functional.batch_norm: self._batch_norm,
             functional.dropout: refuse_dropout,
+            functional.scaled_dot_product_attention: self._attention,
         }
 
     def __torch_function__(
@@ -48,6 +50,23 @@ class PaddedLayers(TorchFunctionMode):
     ) -> Any:
         """Call ``func``, or its replacement."""
         return self._replacements.get(func, func)(*args, **(kwargs or {}))
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **more: Any,
+    ) -> Tensor:
+        """Attention without dropout, whose random numbers could not be those of each client."""
+        if dropout_p:
+            raise NotImplementedError("the dropout inside an attention; set it to 0")
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, is_causal=is_causal, **more
+        )
 
     def _call(self, function: Callable[..., Any], *values: Any) -> Any:
         """Call a function of the stacked tensors of clients, of this client's tensors."""
@@ -99,11 +118,13 @@ class VmapLayers(PaddedLayers):
 
     def __init__(self, convolutions: Convolutions, *, pad: bool) -> None:
         super().__init__()
+        self._plain_attention = pad
         self._replacements[torch._VF.lstm] = _lstm
         if convolutions == "products":
             self._replacements[torch.conv2d] = _conv2d
         if pad:
             self._replacements[functional.linear] = _linear
+            self._replacements[functional.multi_head_attention_forward] = _heads
         else:
             self._replacements[functional.embedding] = _embedding
             # nn.LSTM compares data_ptr to decide whether to flatten its weights for cuDNN; a
@@ -112,6 +133,13 @@ class VmapLayers(PaddedLayers):
 
     def _call(self, function: Callable[..., Any], *values: Any) -> Any:
         return stacked(function, *values)
+
+    def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
+        if not self._plain_attention:
+            return super()._attention(*args, **kwargs)
+        # A CPU's fused kernel has no rule for vmap, which would call it for client after client.
+        with sdpa_kernel(SDPBackend.MATH):
+            return super()._attention(*args, **kwargs)
 
 
 class VmapReductions(TorchFunctionMode):
@@ -205,6 +233,11 @@ class _Stacked(Function):
             )
         )
         return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
+def _heads(*args: Any, **kwargs: Any) -> Any:
+    with sdpa_kernel(SDPBackend.MATH):  # the mode sees no function that this one calls
+        return functional.multi_head_attention_forward(*args, **kwargs)
 
 
 def refuse_dropout(

@@ -11,7 +11,13 @@ from typing import Any
 
 from torch import nn
 
-from hpcfl.errors import JobError, described
+from hpcfl.errors import (
+    HpcflError,
+    JobError,
+    described,
+    traceback_hint,
+    user_code_location,
+)
 from hpcfl.models.base import ModelConfig
 from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
 
@@ -93,9 +99,13 @@ class Module(ModelConfig):
             )
         try:
             found = find_object(self.of)
-        except (ImportError, AttributeError) as e:
+        except HpcflError:
+            raise
+        except Exception as e:  # a module may raise anything, as torchvision beside another torch
+            advice = import_advice(e, self.of)
+            trace = traceback_hint() if user_code_location(e) else ""
             raise JobError(
-                f"model.of: {self.of!r} cannot be imported{described(e)}{import_advice(e, self.of)}"
+                f"model.of: {self.of!r} cannot be imported{described(e)}{advice}{trace}"
             ) from e
         if not is_in_file(self.of):
             _require_maker(found, self.of)

@@ -346,3 +346,48 @@ def test_a_layer_that_is_used_twice_is_left_as_it_was():
     assert all(p is own[n] for n, p in model.named_parameters(remove_duplicate=False))
     expected = Gradient(model, LOSSES["cross_entropy"]).stochastic(x, row, 0)[1]
     torch.testing.assert_close(gradients[1], expected, rtol=0, atol=1e-14)
+
+
+class Attention(nn.Module):
+    """A head of attention over the words, by the function that picks a kernel."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.fc, self.dropout = nn.Linear(3, 8), dropout
+
+    def forward(self, inputs):
+        words = self.fc(inputs)[:, None]
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(words, words, words, dropout_p=self.dropout).sum((1, 2, 3))
+
+
+class Heads(nn.Module):
+    """PyTorch's attention, which passes its arguments by their places."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.MultiheadAttention(3, 1, batch_first=True)
+
+    def forward(self, inputs):
+        return self.heads(inputs, inputs, inputs, need_weights=False)[0].sum((1, 2))
+
+
+@pytest.mark.filterwarnings("error")  # torch warns where vmap calls client after client
+@pytest.mark.parametrize("kind", [Attention, Heads])
+def test_attention_is_computed_for_all_clients_at_once(kind):
+    model = kind()
+    rows = [Batch(torch.randn(2, 5, 3), torch.zeros(2)) for _ in range(2)]
+    many = BlockGradients(model, LOSSES["quadratic"], "grouped")
+    (step,) = PaddedBatches(2, 2).steps(tasks(rows))
+    x = parameters(model)
+    found = many(x.expand(2, -1), step.batches)[1]
+    one = Gradient(model, LOSSES["quadratic"])
+    for row, gradient in zip(rows, found, strict=True):
+        torch.testing.assert_close(gradient, one.stochastic(x, row, 0)[1])
+
+
+def test_dropout_inside_an_attention_is_refused():
+    model = Attention(dropout=0.5)
+    many = BlockGradients(model, LOSSES["quadratic"], "grouped")
+    with pytest.raises(NotImplementedError, match="dropout inside an attention"):
+        many.probe(parameters(model), Batch(torch.randn(1, 5, 3), torch.zeros(1)))

@@ -93,6 +93,17 @@ def test_a_model_that_cannot_be_imported_is_one_line(name, advice, run, job, tmp
         assert line.endswith(advice)
 
 
+def test_a_model_whose_module_raises_anything_is_one_line(run, job, tmp_path, monkeypatch):
+    """As a torchvision does that was built for another torch."""
+    (tmp_path / "broken.py").write_text('raise RuntimeError("operator nms does not exist")\n')
+    monkeypatch.setenv("HPCFL_TRACEBACK", "")
+    done = run("check", job, "model={name: module, of: broken.Net}")
+    assert done.code == 2
+    (line,) = done.err
+    where = f"in <module> ({tmp_path}/broken.py:1): RuntimeError: operator nms does not exist"
+    assert f"model.of: 'broken.Net' cannot be imported {where}; HPCFL_TRACEBACK=1" in line
+
+
 def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):
     assert run("run", job, "--out", tmp_path / "run").code == 0
     (start,) = starts(tmp_path / "run")
