@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
 from hpcfl.io.regular import check_regular, open_text
 
@@ -109,6 +109,29 @@ def read_parquet(paths: Sequence[Path], columns: Sequence[str] | None = None) ->
             values = table.column(number).cast(field.type.value_type)
             table = table.set_column(number, field.name, values)
     return table
+
+
+@contextmanager
+def package_errors(unreadable: str, needed: str, cure: str) -> Iterator[None]:
+    """Convert errors of pyarrow, or of a package above it, inside the block to one line.
+
+    Args:
+        unreadable: what is said before the reason where a file cannot be read.
+        needed: what is said of an absent package.
+        cure: how to get it.
+
+    Raises:
+        DataError: what the block reads is missing, damaged, or of another kind.
+        DiskError: the disk fails.
+        JobError: a package is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise JobError(f"{needed}: {error}; {cure}") from error
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise read_error(error, f"{unreadable}: {why}", DataError) from error
 
 
 def class_of(row: CsvRow, text: str, classes: int) -> int:

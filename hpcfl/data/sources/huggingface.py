@@ -1,8 +1,8 @@
 """Hugging Face data sets on disk: a folder of ``save_to_disk``, or parquet files."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,9 +18,8 @@ from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
 from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.partition import ExampleRows, rows_of_owners
 from hpcfl.data.sources.arrays import cast
-from hpcfl.data.tables import read_parquet
-from hpcfl.errors import DataError, JobError
-from hpcfl.io.files import read_error
+from hpcfl.data.tables import package_errors, read_parquet
+from hpcfl.errors import DataError
 from hpcfl.io.packages import refuse_shadow
 from hpcfl.io.regular import check_regular
 from hpcfl.types import Count, Examples, PathText
@@ -251,25 +250,10 @@ def _saved(folder: Path) -> list[Path]:
         return [path for path in found if not path.name.startswith((".", "cache-"))]
 
 
-@contextmanager
-def _package_errors(where: str) -> Iterator[None]:
-    """Convert errors of the packages inside the block to one line.
-
-    Raises:
-        DataError: what the block reads is damaged, or of another kind.
-        DiskError: the disk fails.
-        JobError: a package is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise JobError(
-            f"data.kind: huggingface: {error}; pip install 'hpcfl[huggingface]'"
-        ) from error
-    except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
-        why = str(error).partition("\n")[0] or type(error).__name__
-        message = f"{where}: not readable: {why}"
-        raise read_error(error, message, DataError) from error
+def _package_errors(where: str) -> AbstractContextManager[None]:
+    return package_errors(
+        f"{where}: not readable", "data.kind: huggingface", "pip install 'hpcfl[huggingface]'"
+    )
 
 
 def _classes(train: TableSplit, test: TableSplit | None, name: str) -> int:

@@ -4,8 +4,8 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,9 +19,15 @@ from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.labels import missing_classes
 from hpcfl.data.partition import rows_of_owners
 from hpcfl.data.sources.arrays import cast, plain
-from hpcfl.data.tables import CsvRow, parquet_columns, read_header, read_parquet, read_table
-from hpcfl.errors import DataError, JobError
-from hpcfl.io.files import read_error
+from hpcfl.data.tables import (
+    CsvRow,
+    package_errors,
+    parquet_columns,
+    read_header,
+    read_parquet,
+    read_table,
+)
+from hpcfl.errors import DataError
 from hpcfl.io.packages import refuse_shadow
 from hpcfl.types import Examples, IntArray, PathText
 
@@ -315,26 +321,12 @@ def _parquet_header(path: Path) -> list[str]:
         return parquet_columns(path)
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Convert errors of pyarrow inside the block to one line.
-
-    Raises:
-        DataError: the file is missing, damaged, or of another kind.
-        DiskError: the disk fails.
-        JobError: pyarrow is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise JobError(
-            f"data.path: {path}: parquet files are read by the package pyarrow, which is not "
-            "installed; pip install pyarrow, or write a CSV file"
-        ) from error
-    except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
-        why = str(error).partition("\n")[0] or type(error).__name__
-        message = f"{path}: not a readable parquet file: {why}"
-        raise read_error(error, message, DataError) from error
+def _readable(path: Path) -> AbstractContextManager[None]:
+    return package_errors(
+        f"{path}: not a readable parquet file",
+        f"data.path: {path}: parquet files are read by the package pyarrow",
+        "pip install pyarrow, or write a CSV file",
+    )
 
 
 def _missing(where: str, name: str, text: str) -> DataError:
