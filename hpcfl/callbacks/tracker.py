@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
@@ -39,7 +40,7 @@ class LoggedRound(NamedTuple):
     """By the names of their curves."""
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """Sends every round once; a failure is one line, and the next start sends what is missing.
 
     A class for a tracker defines ``name``, and ``begin``, ``deliver`` and ``finish``, which run in
@@ -55,6 +56,7 @@ class Tracker(Callback):
     def __init__(self, project: str = "hpcfl", run: str | None = None) -> None:
         self.project, self._run_name = project, run
 
+    @abstractmethod
     def begin(self, run: RunStart, config: Settings, name: str, known: str | None) -> str:
         """Begin a tracked run, or continue one.
 
@@ -67,15 +69,14 @@ class Tracker(Callback):
         Returns:
             The id of the tracked run.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def deliver(self, rows: Sequence[LoggedRound]) -> None:
         """Send rounds, in order, each of them once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, status: str) -> None:
         """Close the run: it is "finished", "stopped", "diverged" or "failed"."""
-        raise NotImplementedError
 
     def start(self, run: RunStart) -> None:
         """Begin the thread, with those rounds of the log that were not sent before."""

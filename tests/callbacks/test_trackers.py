@@ -232,6 +232,9 @@ def test_a_tracker_that_does_not_answer_is_left(tmp_path, capsys, monkeypatch):
             answered.wait()
             return "id"
 
+        def deliver(self, rows):
+            pass
+
         def finish(self, status):
             pass
 
