@@ -30,15 +30,16 @@ class StopRule:
             scores: (round, value) of each evaluation of the metric; None where it was not finite.
             done: rounds completed.
         """
-        for round, value in scores:
+        last = None
+        for last, value in scores:
+            self.offer(last, {self.metric: math.nan if value is None else value})
+        if last != done:
             self.reason = ""
-            self.offer(round, {self.metric: math.nan if value is None else value})
-            if round != done:
-                self.reason = ""
 
     def offer(self, round: int, scores: Mapping[str, float]) -> None:
         """Take the scores after ``round`` rounds; an evaluation without the metric is left out."""
         name, target, patience = self._config.metric, self._config.target, self._config.patience
+        self.reason = ""
         if name not in scores:
             return
         # The log, from which a resume takes it, has no other number that is not finite.
