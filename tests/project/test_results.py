@@ -305,8 +305,13 @@ def test_fedavgm_comes_late():
     assert ahead == set(range(30, 161, 10)) - {90}
     below = mean_of_tens(late, 250) - mean_of_tens(more, 250)
     assert "is ahead of 0.9 from round 100 to 160" in text
-    larger = mean_of_tens(accuracies("shakespeare/fedavgm-server-lr-0.5"), 250)
-    assert f"ends {larger - mean_of_tens(plain, 250):.1f} points above FedAvg" in text
+    ends = [
+        mean_of_tens(accuracies(f"shakespeare/fedavgm-server-lr-{rate}"), 250)
+        for rate in (0.5, 1.0)
+    ]
+    half, one = (end - mean_of_tens(plain, 250) for end in ends)
+    assert f"ends {half:.1f} and {one:.1f} points above FedAvg" in text
+    assert f"in the mean at {ends[0]:.1f} and {ends[1]:.1f} %" in text
     half = mean_of_tens(accuracies("shakespeare/mimelitemom-lr0.5"), 250)
     assert f"one seed) it ends {half - mean_of_tens(plain, 250):.1f} points above FedAvg" in text
     assert f"ends {below:.1f} points below" in text
