@@ -164,12 +164,18 @@ def _changed(history: Sequence[Mapping[str, Any]], done: int) -> list[str]:
 
 
 def _packages(start: Mapping[str, Any]) -> bytes:
-    """The versions that a start recorded, as pip reads them."""
-    own = {name: start.get(name) for name in ("hpcfl", "torch", "numpy", "h5py", "mpi4py")}
+    """The versions that a start recorded, as pip reads them; of hpcfl the commit of its source."""
+    own = {name: start.get(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
     found = {name: version for name, version in own.items() if version}
     found |= start.get("packages", {})
-    head = f"# Python {start.get('python')}; commit of hpcfl: {start.get('git')}\n"
-    return (head + "".join(f"{name}=={found[name]}\n" for name in sorted(found))).encode()
+    found.pop("hpcfl", None)
+    lines = [f"# Python {start.get('python')}"]
+    lines.append(f"# hpcfl {start.get('hpcfl')}, from its source at commit {start.get('git')}")
+    for name in sorted(found):
+        # Indexes of packages have no local versions such as 2.13.0+cpu.
+        version, _, local = found[name].partition("+")
+        lines.append(f"{name}=={version}" + (f"  # the run had {found[name]}" if local else ""))
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _lines(value: Mapping[str, Any]) -> bytes:

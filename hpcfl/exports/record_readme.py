@@ -17,7 +17,8 @@ the models. `hpcfl report {name}` prints the scores.
 
 ## Run it again
 
-With Python {python} and the packages of `packages.txt`, in the folder that holds `{name}`:
+With Python {python}, the packages of `packages.txt` (`pip install -r`) and the hpcfl that it names,
+in the folder that holds `{name}`:
 
     hpcfl run {name}{places} --out repeated
 {trust}
