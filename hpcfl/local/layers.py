@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hpcfl.models.losses import widen
@@ -24,6 +23,7 @@ Convolutions = Literal["grouped", "products"]
 # remainder after whole vectors of the processor.  Otherwise a CPU's kernels would round the numbers
 # of one client differently from those of the next, and a client's bits would depend on its slot.
 PAD_MULTIPLE = 64
+ATTENTION_DROPOUT = "the dropout inside an attention; set it to 0"
 _GROUP = 32  # places of a sequence that CUDA's gradient of an embedding sums together
 
 
@@ -63,7 +63,7 @@ class PaddedLayers(TorchFunctionMode):
     ) -> Tensor:
         """Attention without dropout, whose random numbers could not be those of each client."""
         if dropout_p:
-            raise NotImplementedError("the dropout inside an attention; set it to 0")
+            raise NotImplementedError(ATTENTION_DROPOUT)
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, is_causal=is_causal, **more
         )
@@ -118,12 +118,12 @@ class VmapLayers(PaddedLayers):
 
     def __init__(self, convolutions: Convolutions, *, pad: bool) -> None:
         super().__init__()
-        self._plain_attention = pad
         self._replacements[torch._VF.lstm] = _lstm
         if convolutions == "products":
             self._replacements[torch.conv2d] = _conv2d
         if pad:
             self._replacements[functional.linear] = _linear
+            self._replacements[functional.scaled_dot_product_attention] = _attention
             self._replacements[functional.multi_head_attention_forward] = _heads
         else:
             self._replacements[functional.embedding] = _embedding
@@ -133,13 +133,6 @@ class VmapLayers(PaddedLayers):
 
     def _call(self, function: Callable[..., Any], *values: Any) -> Any:
         return stacked(function, *values)
-
-    def _attention(self, *args: Any, **kwargs: Any) -> Tensor:
-        if not self._plain_attention:
-            return super()._attention(*args, **kwargs)
-        # A CPU's fused kernel has no rule for vmap, which would call it for client after client.
-        with sdpa_kernel(SDPBackend.MATH):
-            return super()._attention(*args, **kwargs)
 
 
 class VmapReductions(TorchFunctionMode):
@@ -235,9 +228,125 @@ class _Stacked(Function):
         return found, (0,) * len(found) if isinstance(found, tuple) else 0
 
 
-def _heads(*args: Any, **kwargs: Any) -> Any:
-    with sdpa_kernel(SDPBackend.MATH):  # the mode sees no function that this one calls
-        return functional.multi_head_attention_forward(*args, **kwargs)
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``functional.scaled_dot_product_attention`` without dropout."""
+    if dropout_p:
+        raise NotImplementedError(ATTENTION_DROPOUT)
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (of.repeat_interleave(groups, -3) for of in (key, value))
+    if is_causal:
+        attn_mask = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = _scores(~attn_mask, query)
+    output: Tensor = stacked(_attended, query, key, value, attn_mask, scale)[0]
+    return output
+
+
+def _scores(mask: Tensor, like: Tensor) -> Tensor:
+    """What is added to the scores: -inf where a mask of bools hides a key; other masks as is."""
+    if mask.dtype != torch.bool:
+        return mask
+    return like.new_zeros(mask.shape).masked_fill(mask, -torch.inf)
+
+
+def _attended(
+    queries: Tensor, keys: Tensor, values: Tensor, masks: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Values [K, ..., L, D] and weights [K, ..., L, S] of stacked queries, keys and values.
+
+    All rows are padded; a query that no key is shown to gets zeros, as PyTorch's kernels have it.
+    """
+    width, size = values.shape[-1], keys.shape[-2]
+    missing = (0, 0, 0, -size % PAD_MULTIPLE)  # of keys and of values, in rows of zeros
+    rows = functional.pad(_padded(keys), missing)
+    factor = queries.shape[-1] ** -0.5 if scale is None else scale
+    scores = _padded(queries * factor) @ rows.transpose(-1, -2)
+    if masks is not None:
+        for _ in range(scores.dim() - masks.dim()):
+            masks = masks.unsqueeze(1)
+        scores = scores + functional.pad(masks, (0, missing[-1]))
+    places = torch.arange(scores.shape[-1], device=scores.device)
+    scores = scores.masked_fill(places >= size, -torch.inf)
+    hidden = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
+    output = weights @ functional.pad(_padded(values), missing)
+    return output[..., :width], weights[..., :size]
+
+
+def _heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``functional.multi_head_attention_forward``, which ``nn.MultiheadAttention`` calls.
+
+    The mode sees none of the functions that the original calls.
+
+    Raises:
+        NotImplementedError: dropout, or keys that are added to those of the sequence.
+    """
+    if dropout_p and training:
+        raise NotImplementedError(ATTENTION_DROPOUT)
+    if add_zero_attn or any(added is not None for added in (bias_k, static_k, static_v)):
+        raise NotImplementedError("nn.MultiheadAttention with add_bias_kv or add_zero_attn")
+    weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+    if in_proj_weight is not None and not use_separate_proj_weight:
+        weights = in_proj_weight.chunk(3)
+    biases: Any = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+    batched = query.dim() == 3
+    sequences = [of if batched else of.unsqueeze(1) for of in (query, key, value)]
+
+    def split(rows: Tensor) -> Tensor:
+        """[B, H, L, D] of [L, B, H D]."""
+        return rows.reshape(*rows.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
+
+    projected = map(_linear, sequences, weights, biases)
+    queries, keys, values = map(split, projected)
+    mask = None if attn_mask is None else _scores(attn_mask, queries)
+    if mask is not None and mask.dim() == 3:  # [B H, L, S]
+        mask = mask.reshape(-1, num_heads, *mask.shape[1:])
+    if key_padding_mask is not None:
+        absent = _scores(key_padding_mask if batched else key_padding_mask[None], queries)
+        mask = absent[:, None, None] + (0 if mask is None else mask)
+    output, shares = stacked(_attended, queries, keys, values, mask, None)
+    output = _linear(output.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
+    if average_attn_weights:
+        shares = shares.mean(1)
+    if not batched:
+        output, shares = output.squeeze(1), shares.squeeze(0)
+    return output, shares if need_weights else None
 
 
 def refuse_dropout(

@@ -136,6 +136,18 @@ ODD = {
         nn.Flatten(),
     ),
     "lstm": nn.Sequential(nn.Unflatten(1, (9, 7)), Last(nn.LSTM(7, 11, 2, batch_first=True))),
+    "attention": nn.Sequential(
+        nn.Unflatten(1, (9, 7)),
+        nn.TransformerEncoderLayer(7, 1, 11, dropout=0.0, batch_first=True),
+        nn.Flatten(),
+        nn.Linear(63, 3),
+    ),
+    "heads": nn.Sequential(
+        nn.Unflatten(1, (3, 21)),
+        nn.TransformerEncoderLayer(21, 3, 11, dropout=0.0, batch_first=True),
+        nn.Flatten(),
+        nn.Linear(63, 3),
+    ),
 }  # fmt: skip
 
 
@@ -351,39 +363,112 @@ def test_a_layer_that_is_used_twice_is_left_as_it_was():
 class Attention(nn.Module):
     """A head of attention over the words, by the function that picks a kernel."""
 
-    def __init__(self, dropout=0.0):
+    def __init__(self, dropout=0.0, **settings):
         super().__init__()
-        self.fc, self.dropout = nn.Linear(3, 8), dropout
+        self.fc, self.dropout, self.settings = nn.Linear(3, 8), dropout, settings
 
     def forward(self, inputs):
         words = self.fc(inputs)[:, None]
         attend = nn.functional.scaled_dot_product_attention
-        return attend(words, words, words, dropout_p=self.dropout).sum((1, 2, 3))
+        return attend(words, words, words, dropout_p=self.dropout, **self.settings).sum((1, 2, 3))
 
 
-class Heads(nn.Module):
-    """PyTorch's attention, which passes its arguments by their places."""
+class Groups(nn.Module):
+    """Four heads of queries that share two of keys, with a mask."""
 
     def __init__(self):
         super().__init__()
-        self.heads = nn.MultiheadAttention(3, 1, batch_first=True)
+        self.queries, self.keys = nn.Linear(3, 8), nn.Linear(3, 4)
 
     def forward(self, inputs):
-        return self.heads(inputs, inputs, inputs, need_weights=False)[0].sum((1, 2))
+        queries = self.queries(inputs).unflatten(-1, (4, 2)).transpose(1, 2)
+        keys = self.keys(inputs).unflatten(-1, (2, 2)).transpose(1, 2)
+        shown = (inputs[..., 0] > 0)[:, None, None]
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(queries, keys, keys, shown, scale=0.3, enable_gqa=True).sum((1, 2, 3))
+
+
+class Heads(nn.Module):
+    """PyTorch's attention, of sequences or of one at a time."""
+
+    def __init__(self, *, masked=False, own=False, need_weights=False):
+        super().__init__()
+        self.heads = nn.MultiheadAttention(6, 2, batch_first=True, kdim=3 if own else None)
+        self.fc, self.own = nn.Linear(3, 6), own
+        self.settings = {"need_weights": need_weights}
+        if masked:
+            self.settings["attn_mask"] = torch.ones(5, 5).triu(1).bool()
+
+    def forward(self, inputs):
+        words = self.fc(inputs)
+        if "attn_mask" in self.settings:
+            self.settings["key_padding_mask"] = inputs[..., 1] < -1
+        keys = inputs if self.own else words
+        outputs, weights = self.heads(words, keys, words, **self.settings)
+        found = outputs.sum((1, 2))
+        return found if weights is None else found + weights.square().sum((1, 2))
+
+
+class OneByOne(Heads):
+    """Without a dimension for the examples."""
+
+    def forward(self, inputs):
+        words = self.fc(inputs)
+        return torch.stack([self.heads(row, row, row)[0].sum() for row in words])
+
+
+ATTENTION = {
+    "function": Attention,
+    "causal": lambda: Attention(is_causal=True),
+    "groups": Groups,
+    "heads": Heads,
+    "weights": lambda: Heads(need_weights=True),
+    "masked": lambda: Heads(masked=True),
+    "masked weights": lambda: Heads(masked=True, need_weights=True),
+    "keys of another width": lambda: Heads(own=True),
+    "one by one": OneByOne,
+}
 
 
 @pytest.mark.filterwarnings("error")  # torch warns where vmap calls client after client
-@pytest.mark.parametrize("kind", [Attention, Heads])
+@pytest.mark.parametrize("kind", ATTENTION)
 def test_attention_is_computed_for_all_clients_at_once(kind):
-    model = kind()
-    rows = [Batch(torch.randn(2, 5, 3), torch.zeros(2)) for _ in range(2)]
+    torch.manual_seed(0)
+    model = ATTENTION[kind]().double()
+    rows = [Batch(torch.randn(2, 5, 3).double(), torch.zeros(2).double()) for _ in range(2)]
+    for row in rows:
+        row.inputs[:, 0] = 1  # so that a causal query meets a key that is not padding
     many = BlockGradients(model, LOSSES["quadratic"], "grouped")
     (step,) = PaddedBatches(2, 2).steps(tasks(rows))
     x = parameters(model)
     found = many(x.expand(2, -1), step.batches)[1]
     one = Gradient(model, LOSSES["quadratic"])
     for row, gradient in zip(rows, found, strict=True):
-        torch.testing.assert_close(gradient, one.stochastic(x, row, 0)[1])
+        expected = one.stochastic(x, row, 0)[1]
+        assert expected.isfinite().all()
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-13)
+
+
+def test_an_example_of_which_nothing_is_shown_is_zero():
+    """Padded examples are: a mask of where the tokens are hides all of them."""
+    model = Groups()
+    row = Batch(torch.randn(2, 5, 3), torch.zeros(2))
+    row.inputs[1, :, 0] = -1
+    many = BlockGradients(model, LOSSES["quadratic"], "grouped")
+    (step,) = PaddedBatches(1, 3).steps(tasks([row]))
+    x = parameters(model)
+    (gradient,) = many(x[None], step.batches)[1]
+    expected = Gradient(model, LOSSES["quadratic"]).stochastic(x, row, 0)[1]
+    assert gradient.any()
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_keys_that_are_added_are_refused():
+    model = Heads()
+    model.heads = nn.MultiheadAttention(6, 2, batch_first=True, add_zero_attn=True)
+    many = BlockGradients(model, LOSSES["quadratic"], "grouped")
+    with pytest.raises(NotImplementedError, match="add_zero_attn"):
+        many.probe(parameters(model), Batch(torch.randn(1, 5, 3), torch.zeros(1)))
 
 
 def test_dropout_inside_an_attention_is_refused():
