@@ -37,9 +37,12 @@ def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:
     while waiting:
         name = waiting.pop()
         module = sys.modules.get(name)
-        waiting += getattr(module, "__kept_modules__", ())
-        file = Path(getattr(module, "__file__", None) or "")
-        if module is None or name in found or not (is_of_user(file) and file.is_file()):
+        if module is None or name in found:
+            continue
+        own = vars(module)  # a module's own __getattr__ may answer for any name
+        waiting += own.get("__kept_modules__", ())
+        file = Path(own.get("__file__") or "")
+        if not (is_of_user(file) and file.is_file()):
             continue
         content = regular.read(file)
         found[name] = digest_of(content)

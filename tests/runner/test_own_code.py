@@ -75,6 +75,16 @@ def test_an_import_that_cannot_be_resolved_is_left_out(run, job, tmp_path):
     assert sorted(start["code"]) == ["helpers", "mine"]
 
 
+def test_a_module_that_has_any_name_is_a_module_like_others(run, job, tmp_path):
+    """As packages that load their parts when they are asked for them may be."""
+    any_name = "\n\ndef __getattr__(name):\n    return None\n"
+    (tmp_path / "helpers.py").write_text(HELPERS + any_name)
+    (tmp_path / "mine.py").write_text(MINE + any_name)
+    assert run("run", job, "algorithm={name: mine.Mine}", "--out", tmp_path / "run").code == 0
+    (start,) = starts(tmp_path / "run")
+    assert sorted(start["code"]) == ["helpers", "mine"]
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
