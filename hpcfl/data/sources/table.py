@@ -61,8 +61,8 @@ class Table(DataConfig):
     label: str
     """The column of labels."""
     inputs: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
-    """The columns of inputs [n, columns], numbers; if absent all that no other key names. By name
-    those of several inputs; one of integers alone is int64."""
+    """The columns of inputs [n, columns], numbers; if absent all that no other key names. {NAME:
+    [columns], ...} are several inputs; one whose columns hold integers alone is int64."""
     client: str | None = None
     """The column that says who owns an example, text or integers; if absent nobody does."""
     split: str | None = None
