@@ -29,7 +29,9 @@ def check_range(components: Components) -> None:
     """
     dataset, dtype = components.dataset, components.x0.dtype
     for examples in filter(None, (dataset.train, dataset.test)):
-        for tensor in filter(torch.is_tensor, examples):
+        inputs, named = examples.inputs, dataset.named
+        parts = named.unpack(inputs).values() if named and torch.is_tensor(inputs) else [inputs]
+        for tensor in filter(torch.is_tensor, (*parts, examples.labels)):
             if tensor.dtype != torch.float64 or not tensor.numel() or dtype == torch.float64:
                 continue
             largest = max(abs(end.item()) for end in torch.aminmax(tensor))

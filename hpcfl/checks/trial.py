@@ -79,7 +79,12 @@ class Trial:
 
     def model_errors(self, batch: Batch) -> AbstractContextManager[None]:
         """Name the model, the data and what the batch is in an error of the block."""
-        given = f"inputs {shape_text(batch.inputs)}, labels {shape_text(batch.labels)}"
+        named = self.components.dataset.named
+        inputs = {"inputs": batch.inputs}
+        if named is not None:
+            inputs = named.given(self.components.x0.dtype).unpack(batch.inputs)
+        tensors = (*inputs.items(), ("labels", batch.labels))
+        given = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in tensors)
         does = f"cannot be trained on a batch of data.kind {self.kind} ({given})"
         job, name = self.components.job, self.name("model", "name")
         # A module of the user's is called by hpcfl's own class of models.

@@ -240,6 +240,8 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     spread = f"{_between(low, high)} a client, median {median}"
     apart = f", {components.split.note}" if components.split.note else ""
     yield "examples", f"{spread}; {sizes.sum()} in all{apart}, {tests} for testing"
+    if components.dataset.named is not None:
+        yield "forward", f"{components.dataset.named.given(components.x0.dtype)}"
     steps = components.clients.steps_per_round
     yield "steps", f"K = {_between(int(steps.min()), int(steps.max()))}"
     yield "parameters", components.parameters_text.replace(" parameters", "", 1)

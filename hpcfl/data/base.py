@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hpcfl.data.download import Track
 from hpcfl.data.holdout import Validation
+from hpcfl.data.named_inputs import NamedInputs
 from hpcfl.data.partition import ExampleRows, File, Natural, Partition, Pooled
 from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, LossName, Part, Section
@@ -69,6 +70,8 @@ class Dataset:
     """Number of classes, or None for regression."""
     loss: LossName
     transform: Transform
+    named: NamedInputs | None = None
+    """The inputs that a model takes by name, where the rows hold several; None: one input."""
     natural_tests: Sequence[ExampleRows] | None = None
     """The test examples of each natural client, perhaps none, in the order of ``natural``; None
     where the data does not say whose they are."""

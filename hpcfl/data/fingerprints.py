@@ -63,6 +63,8 @@ def digest(dataset: Dataset) -> str:
         if part is None:
             found.update(b"none")
             continue
+        if dataset.named is not None:
+            found.update(repr(dataset.named).encode())
         for of_part in part:
             found.update(repr((of_part.dtype, tuple(of_part.shape))).encode())
         if not dataset.origin:

@@ -14,6 +14,7 @@ from hpcfl.errors import DataError
 from hpcfl.user_code.names import DIGITS
 
 _TRIED = 64  # items that are read twice, spread over the data set
+_Input = NDArray[Any] | list[NDArray[Any]]  # [n, ...], or n lists of integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,9 @@ class Data:
 
     A part is ``(x, y)``, two arrays, tensors or sequences of as many rows, or a map-style data set
     of torch whose items are such pairs.  Inputs x [n, ...] are numbers, images as [n, C, H, W];
-    integers in y [n] are classes from 0 (cross-entropy), floats are targets (mean of r^2 / 2).  The
+    integers in y [n] are classes from 0 (cross-entropy), floats are targets (mean of r^2 / 2).  A
+    dict as x, such as ``{"ids": ids, "mask": mask}``, are several inputs: the model is called as
+    ``model(ids=..., mask=...)``, with floats, integers (as int64) or booleans, as they are.  The
     run keeps the examples as they are now.  A data set that draws from Python's, numpy's or torch's
     global generator as it is read, such as for augmentation, is refused, and so is one of which 64
     items, spread over it, are not the same when they are read again.
@@ -39,8 +42,9 @@ class Data:
     """How many classes there are, where the largest label does not tell."""
     integers: bool = False
     """Whether the model gets x as int64, such as numbers of words, for an embedding.  Lists of
-    integers in x may then be of unequal length: 0 fills them up at their ends, to the longest of
-    train and test, so none may hold a 0, and ``x != 0`` is the mask."""
+    integers in x, and in one of several inputs in any case, may then be of unequal length: 0 fills
+    them up at their ends, to the longest of train and test, so none may hold a 0, and ``x != 0`` is
+    the mask."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the file, checked.
@@ -51,10 +55,12 @@ class Data:
         pairs = {"": _pair(self.train, "train", self.integers)}
         if self.test is not None:
             pairs["_test"] = _pair(self.test, "test", self.integers)
-        longest = max((_longest(x) for x, _ in pairs.values()), default=0)
         found: dict[str, NDArray[Any]] = {}
-        for part, (x, y) in pairs.items():
-            found[f"x{part}"] = _padded(x, longest, "test" if part else "train")
+        for part, (xs, y) in pairs.items():
+            for name, x in xs.items():
+                longest = max(_longest(of[name]) for of, _ in pairs.values() if name in of)
+                where, key = _where("test" if part else "train", name), f".{name}" * bool(name)
+                found[f"x{part}{key}"] = _padded(x, longest, where)
             found[f"y{part}"] = y
         if self.owners is not None:
             owners = _array(self.owners, "owners")
@@ -90,15 +96,13 @@ def write_arrays(arrays: Mapping[str, NDArray[Any]], file: BinaryIO) -> None:
     np.savez(file, allow_pickle=False, **arrays)
 
 
-def _pair(
-    part: Any, name: str, integers: bool
-) -> tuple[NDArray[Any] | list[NDArray[Any]], NDArray[Any]]:
-    """Inputs and labels of (x, y) or of a data set; integers [n, ...], or n lists of them."""
+def _pair(part: Any, name: str, integers: bool) -> tuple[dict[str, _Input], NDArray[Any]]:
+    """Inputs, by name or one whose name is empty, and labels of (x, y) or of a data set."""
     if isinstance(part, tuple | list) and len(part) == 2:
         x, y = part
-        if integers and isinstance(x, tuple | list):
-            return [_array(row, f"{name}, x") for row in x], _array(y, f"{name}, y")
-        return _array(x, f"{name}, x"), _array(y, f"{name}, y")
+        lists = integers or isinstance(x, Mapping)
+        found = {k: _input(v, _where(name, k), lists) for k, v in _named(x, name).items()}
+        return found, _array(y, f"{name}, y")
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or hasattr(part, "dtype"):
         raise DataError(
             f"data: {name} is a {type(part).__name__}, expected (x, y) or a map-style data set of "
@@ -108,36 +112,65 @@ def _pair(
     if not items:
         raise DataError(f"data: {name} has no example")
     for index in np.linspace(0, len(items) - 1, min(_TRIED, len(items))).astype(int).tolist():
-        if any(map(_differ, items[index], _item(part, index, name))):
+        (x, y), (again, label) = items[index], _item(part, index, name)
+        if {*x} != {*again} or _differ(y, label) or any(_differ(x[k], again[k]) for k in x):
             raise DataError(
                 f"data: {name}: item {index} is another one each time; hpcfl.run keeps examples as "
                 "they are: pass a data set that draws nothing at random (no augmentation)"
             )
-    x, y = zip(*items, strict=True)
-    if integers:
-        return list(x), _array(y, f"{name}, y")
-    shapes = sorted({np.shape(row) for row in x})
-    if len(shapes) > 1:
+    xs, y = zip(*items, strict=True)
+    if other := next((number for number, row in enumerate(xs) if {*row} != {*xs[0]}), None):
         raise DataError(
-            f"data: {name} has inputs of shapes {shapes[0]} and {shapes[1]}, expected one shape"
+            f"data: {name}: item {other} has the inputs {', '.join(xs[other])}, item 0 "
+            f"{', '.join(xs[0])}; expected the same in each"
         )
-    return np.stack(x), _array(y, f"{name}, y")
+    found = {}
+    for k in xs[0]:
+        x = [row[k] for row in xs]
+        shapes = sorted({np.shape(row) for row in x})
+        if not (integers or k) and len(shapes) > 1:
+            raise DataError(
+                f"data: {name} has inputs of shapes {shapes[0]} and {shapes[1]}, expected one shape"
+            )
+        found[k] = _input(x, _where(name, k), integers or bool(k))
+    return found, _array(y, f"{name}, y")
 
 
-def _longest(x: NDArray[Any] | list[NDArray[Any]]) -> int:
+def _named(x: Any, name: str) -> Mapping[str, Any]:
+    """The inputs of a part or an item by name, or one whose name is empty."""
+    if not isinstance(x, Mapping):
+        return {"": x}
+    if not x:
+        raise DataError(f"data: {name}, x is an empty dict, expected one input at least")
+    return x
+
+
+def _where(part: str, name: str) -> str:
+    """An input of a part, for messages."""
+    return f"{part}, x[{name!r}]" if name else f"{part}, x"
+
+
+def _input(x: Any, where: str, lists: bool) -> _Input:
+    """An array [n, ...], or n lists of integers, if there may be such."""
+    if lists and isinstance(x, tuple | list):
+        return [_array(row, where) for row in x]
+    return _array(x, where)
+
+
+def _longest(x: _Input) -> int:
     """The length of the longest list of integers, or of each row of one array."""
     return max(map(np.size, x), default=0) if isinstance(x, list) else x[:1].size
 
 
-def _padded(x: NDArray[Any] | list[NDArray[Any]], longest: int, name: str) -> NDArray[Any]:
+def _padded(x: _Input, longest: int, name: str) -> NDArray[Any]:
     """One array of x: lists of integers are filled up by 0 at their ends."""
     if not isinstance(x, list):
         return x
     if len({row.shape for row in x} | {(longest,)}) == 1 or any(row.ndim != 1 for row in x):
-        return _array(x, f"{name}, x")  # as it is; what is no array is refused
+        return _array(x, name)  # as it is; what is no array is refused
     padded = np.zeros((len(x), longest), np.int64)
     for number, row in enumerate(x):
-        where = f"data: {name}, x: list {number}"
+        where = f"data: {name}: list {number}"
         if not row.size or row.dtype.kind not in "iu":
             raise DataError(f"{where} is {row.tolist()!s:.60}, expected at least one integer")
         if not row.all():
@@ -149,14 +182,15 @@ def _padded(x: NDArray[Any] | list[NDArray[Any]], longest: int, name: str) -> ND
     return padded
 
 
-def _item(part: Any, index: int, name: str) -> tuple[NDArray[Any], Any]:
+def _item(part: Any, index: int, name: str) -> tuple[dict[str, NDArray[Any]], Any]:
     item = part[index]
     if not (isinstance(item, tuple | list) and len(item) == 2):
         raise DataError(
             f"data: item {index} of {name} is a {type(item).__name__}, expected a pair (x, y)"
         )
     x, y = item
-    return _array(x, f"{name}, x"), np.asarray(y).item() if np.size(y) == 1 else y
+    xs = {k: _array(v, _where(name, k)) for k, v in _named(x, name).items()}
+    return xs, np.asarray(y).item() if np.size(y) == 1 else y
 
 
 def _native(array: NDArray[Any]) -> NDArray[Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
@@ -50,6 +50,7 @@ def read_arrays(
     required: Iterable[str],
     optional: Iterable[str] = (),
     *,
+    parted: Container[str] = (),
     content: bytes | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Read arrays of an .npz by name, in the machine's byte order; nothing is unpickled.
@@ -58,6 +59,7 @@ def read_arrays(
         path: of the file.
         required: the arrays that it must have.
         optional: those that it may have.
+        parted: those of them, say "x", in whose place it may have "x.A", "x.B" and so on.
         content: of the file, where it was read already.
 
     Raises:
@@ -67,6 +69,17 @@ def read_arrays(
     with _open(path, content) as archive:
         if not isinstance(archive, NpzFile) or archive.zip is None:
             raise DataError(f"{path}: found a single array, expected an .npz archive")
+
+        def parts(names: Iterable[str]) -> Iterator[str]:
+            for name in names:
+                found = [n for n in archive.files if n.startswith(f"{name}.") and name in parted]
+                if found and name in archive.files:
+                    raise DataError(
+                        f"{path}: found {name!r} and {found[0]!r}, expected the one or the other"
+                    )
+                yield from found or [name]
+
+        required, optional = [*parts(required)], [*parts(optional)]
         absent = [name for name in required if name not in archive.files]
         if absent:
             raise DataError(

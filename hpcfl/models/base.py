@@ -32,6 +32,8 @@ class ModelConfig(Section):
     """The name of the file of torchvision's default ImageNet weights, if there is one."""
     classifies: ClassVar[bool] = False
     """Whether the model is for classification only."""
+    takes_names: ClassVar[bool] = False
+    """Whether it may have several inputs, which its forward takes by name."""
 
     init: InitText | None = None
     """Initial weights: a .npy, .safetensors, .pth or .pt file, or "torchvision" (ImageNet's)."""
@@ -85,7 +87,8 @@ class ModelConfig(Section):
         """The model, randomly initialised from torch's global generator.
 
         Args:
-            input_shape: of one transformed example, without the batch dimension.
+            input_shape: of one transformed example, without the batch dimension; of several inputs
+                a dict of these, by name.
             outputs: number of classes, or of regression targets.
 
         Raises:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -59,7 +59,11 @@ class Module(ModelConfig):
             except ValueError as e:
                 raise ValueError(f"of: {e}") from e
 
-    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    takes_names: ClassVar[bool] = True
+
+    def build(
+        self, input_shape: tuple[int, ...] | dict[str, tuple[int, ...]], outputs: int
+    ) -> nn.Module:
         """Make the module; of a kept one the layers draw new weights, and ``init`` has the kept.
 
         Each layer draws by its ``reset_parameters``, or ``_reset_parameters`` as torch calls it in

@@ -77,13 +77,17 @@ def _kept(components: Components, examples: int) -> tuple[int, int]:
         sizes[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
-    data = components.dataset
-    inputs = data.transform(data.sample(examples), components.x0.dtype, None)
-    batch = Batch(inputs, data.train.labels[:examples])
+    batch = Batch(_inputs(components, examples), components.dataset.train.labels[:examples])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         components.gradient().stochastic(components.x0, batch, 0)
     own = {view.data_ptr() for view in layout_of(components.model).views(components.x0)}
     return sum(sizes.values()), max((n for at, n in sizes.items() if at not in own), default=0)
+
+
+def _inputs(components: Components, examples: int) -> Tensor:
+    """What the model is given of the first so many examples."""
+    data = components.dataset
+    return data.transform(data.sample(examples), components.x0.dtype, None)
 
 
 class Memory(NamedTuple):
@@ -178,12 +182,7 @@ def memory(
         graphs += components.device.type == "cuda" and components.tuning_steps > 0
         vectors = (BLOCK_TRAINING + optimizer) * components.concurrent_clients * graphs
         batch = padded_width(batch, components.device, bf16=job.precision == "bf16")
-        inputs = (
-            COPIES
-            * components.concurrent_clients
-            * batch
-            * nbytes(components.dataset.sample(1).to(components.x0.dtype))
-        )
+        inputs = COPIES * components.concurrent_clients * batch * nbytes(_inputs(components, 1))
         if job.executor == "lanes":  # keep the batches of a client's steps
             steps = int(components.clients.steps_per_round.max())
             inputs += min(ROUND_BYTES, steps * inputs // COPIES)

@@ -1,5 +1,6 @@
 """The initial model of a job: drawn at random, or read from a file."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hpcfl.data.base import Dataset
+from hpcfl.data.named_inputs import NamedInputs
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.dropout import replace_dropout
@@ -32,6 +34,8 @@ def fetch_model(loaded: LoadedJob) -> None:
 def draw_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> tuple[Vector, nn.Module]:
     """A random initialisation, flat, and the model it was drawn for, with hpcfl's dropout.
 
+    Where its inputs are several, it is called with rows that hold them.
+
     Raises:
         JobError: it is not finite, or see ``build_model``.
     """
@@ -43,7 +47,10 @@ def draw_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> tuple[Vector, 
                 "when the model is made; initialise it"
             )
     replace_dropout(model)
-    return parameters(model), model
+    x0 = parameters(model)
+    if dataset.named is not None:
+        dataset.named.given(x0.dtype).call_by_name(model)
+    return x0, model
 
 
 def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
@@ -60,7 +67,13 @@ def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
     says = "; a transform is called with stored rows, a dtype, and draws or None"
     with as_job_error(kind, does, load, advice=says):
         sample = dataset.transform(dataset.sample(1), torch.float32, None)
-        shape = tuple(sample.shape[1:])
+    named = dataset.named and dataset.named.given(torch.float32)
+    if named and not job.model.takes_names:
+        raise JobError(
+            f"{name} takes one input, and this data has {named}; name a module of your own, whose "
+            "forward takes them by name"
+        )
+    shape: Any = named.shapes if named else tuple(sample.shape[1:])
     labels = dataset.train.labels
     targets = labels.shape[1] if labels.ndim > 1 else 1
     if job.model.classifies and dataset.classes is None:
@@ -71,13 +84,16 @@ def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
         model: Any = job.model.build(shape, outputs)
         if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
             with torch.no_grad():
-                model.eval()(torch.cat([sample, sample]))  # some layers need two examples
+                two = torch.cat([sample, sample])  # some layers need two examples
+                model.eval()(**named.unpack(two)) if named else model.eval()(two)
             model.train()
     if not isinstance(model, nn.Module):
         raise JobError(
             f"{name}: build{defined(build)} returns {type(model).__name__}, expected a "
             "torch.nn.Module"
         )
+    if named:
+        _check_forward(name, model, named)
     dtype = torch.float64 if job.precision == "float64" else torch.float32
     for own, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -93,6 +109,17 @@ def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
             "module's own: use torch.nn.ModuleList"
         )
     return model.double() if dtype == torch.float64 else model
+
+
+def _check_forward(name: str, model: nn.Module, named: NamedInputs) -> None:
+    """Refuse a model whose forward does not take the inputs of these names."""
+    try:
+        inspect.signature(model.forward).bind(**named.shapes)
+    except TypeError as e:
+        raise JobError(
+            f"{name}: cannot be called with the inputs {', '.join(named.shapes)} by name"
+            f"{defined(type(model).forward)}: {e}; name the arguments of forward as the inputs"
+        ) from e
 
 
 def initial_model(

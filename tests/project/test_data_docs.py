@@ -41,7 +41,7 @@ def test_your_own(tmp_path):
     for name, text in blocks(page).items():
         (tmp_path / name).write_text(text)
     commands = re.findall(r"^    \$ (?:PYTHONPATH=\. )?(.+)", page, re.MULTILINE)
-    assert len(commands) == 9
+    assert len(commands) == 13
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     for command in commands:
         program, *arguments = shlex.split(command)
@@ -53,7 +53,7 @@ def test_your_own(tmp_path):
     assert [line.split(",")[:5] for line in made.splitlines()] == [
         line.split(",")[:5] for line in shown.splitlines()
     ]
-    for run in ("table", "arrays", "sensors"):
+    for run in ("table", "arrays", "notes", "sensors"):
         assert '"test_accuracy"' in (tmp_path / "runs" / run / "log.jsonl").read_text()
 
 

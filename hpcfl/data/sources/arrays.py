@@ -1,5 +1,6 @@
 """Read a data set of the user's own from one file of numpy arrays."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.labels import as_integers, count_of, missing_classes
+from hpcfl.data.named_inputs import NamedInputs
 from hpcfl.data.partition import ExampleRows, rows_of_owners
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_arrays
@@ -25,6 +27,7 @@ _NO_TEST = "data: there are no test examples (x_test, y_test), so nothing is sco
 class Arrays(DataConfig):
     """An .npz of x [n, ...] and y [n], and perhaps client [n], x_test and y_test.
 
+    x.NAME [n, ...] instead of x are several inputs, by the names that the model's forward has.
     Integers in y are classes (cross-entropy), floats are targets (mean of r^2 / 2).
     """
 
@@ -38,30 +41,33 @@ class Arrays(DataConfig):
     def load(self, seed: int) -> Dataset:
         """Read and check the arrays; inputs are kept as they are and never rescaled."""
         path = Path(self.path)
-        return self.dataset(path, read_arrays(path, ("x", "y"), _OPTIONAL))
+        found = read_arrays(path, ("x", "y"), _OPTIONAL, parted=("x", "x_test"))
+        return self.dataset(path, found)
 
     def dataset(self, path: Path, arrays: dict[str, NDArray[Any]]) -> Dataset:
         """Check arrays; ``path`` names them in messages."""
-        if ("x_test" in arrays) != ("y_test" in arrays):
+        x, x_test = inputs_of(arrays, "x"), inputs_of(arrays, "x_test")
+        if bool(x_test) != ("y_test" in arrays):
             raise DataError(f"{path}: x_test and y_test go together, found only one of them")
+        if self.integers and "" not in x:
+            raise JobError(
+                "data.integers: is of one input; of several the model gets integers as int64 and "
+                "floats as floats; remove it"
+            )
         for name, array in arrays.items():
             _check(path, name, array)
             if self.integers and name in ("x", "x_test") and array.dtype.kind not in "iu":
                 raise DataError(
                     f"{path}: {name} is {array.dtype}, but data.integers is true; store integers"
                 )
-        if not len(arrays["x"]):
+        if not len(next(iter(x.values()))):
             raise DataError(f"{path}: x has no example")
         classes = self._classes(path, arrays)
-        train = _examples(path, arrays["x"], arrays["y"], classes, "x", "y")
+        inputs, tests, named = stored(f"{path}", x, x_test)
+        train = _examples(path, inputs, arrays["y"], classes, "x", "y")
         test = None
-        if "x_test" in arrays:
-            test = _examples(path, arrays["x_test"], arrays["y_test"], classes, "x_test", "y_test")
-            if test.inputs.shape[1:] != train.inputs.shape[1:]:
-                raise DataError(
-                    f"{path}: x_test holds examples of shape {tuple(test.inputs.shape[1:])}, "
-                    f"x of shape {tuple(train.inputs.shape[1:])}"
-                )
+        if tests is not None:
+            test = _examples(path, tests, arrays["y_test"], classes, "x_test", "y_test")
         natural = None
         if "client" in arrays:
             natural = self._natural(path, arrays["client"], len(train.labels))
@@ -71,9 +77,10 @@ class Arrays(DataConfig):
             natural=natural,
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
-            transform=to_indices if self.integers else cast,
+            transform=named or (to_indices if self.integers else cast),
+            named=named,
             notes=(
-                *(() if self.integers else _inputs(arrays["x"])),
+                *(() if self.integers else (note for one in x.values() for note in _notes(one))),
                 *(
                     _whole(arrays["y"])
                     if classes is None
@@ -161,7 +168,7 @@ def _whole(targets: NDArray[Any]) -> tuple[str, ...]:
     )
 
 
-def _inputs(x: NDArray[Any]) -> tuple[str, ...]:
+def _notes(x: NDArray[Any]) -> tuple[str, ...]:
     """Lines about inputs that may be images as files have them: integers, channels last."""
     notes = []
     if x.dtype == np.uint8 and x.size and int(x.max()) > np.iinfo(np.int8).max:
@@ -189,16 +196,71 @@ def _check(path: Path, name: str, array: NDArray[Any]) -> None:
         raise DataError(f"{path}: {name} is not finite in row {row}; expected finite numbers")
 
 
-def _examples(
-    path: Path, x: NDArray[Any], y: NDArray[Any], classes: int | None, x_name: str, y_name: str
-) -> Examples:
-    """Tensors of stored inputs [n, ...] and labels: int64 [n], or float targets [n, 1]."""
-    if y.shape != (len(x),):
+def inputs_of(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, NDArray[Any]]:
+    """The inputs x or x_test of a file by name: several, or one whose name is empty, or none."""
+    names = {key: key.partition(".") for key in arrays}
+    return {name: arrays[key] for key, (of, _, name) in names.items() if of == part}
+
+
+def stored(
+    where: str, x: Mapping[str, NDArray[Any]], x_test: Mapping[str, NDArray[Any]]
+) -> tuple[Tensor, Tensor | None, NamedInputs | None]:
+    """The inputs for training and for tests, in one tensor each, and where several are in it.
+
+    Args:
+        where: they are from, for messages.
+        x: for training, [n, ...] each; by name, or one whose name is empty.
+        x_test: likewise, or none.
+
+    Raises:
+        DataError: those for tests have other names, shapes or kinds of numbers.
+    """
+    train, test = ({k: torch.from_numpy(plain(a)) for k, a in part.items()} for part in (x, x_test))
+    if test and {*test} != {*train}:
         raise DataError(
-            f"{path}: {x_name} has {len(x)} rows but {y_name} has shape {y.shape}, expected "
-            f"({len(x)},)"
+            f"{where}: x has the inputs {_listed(train)}, x_test has {_listed(test)}; expected the "
+            "same in both"
         )
-    inputs = torch.from_numpy(plain(x))
+    for name, tests in test.items():
+        own, dot = train[name], "." * bool(name)
+        if tests.shape[1:] != own.shape[1:]:
+            raise DataError(
+                f"{where}: x_test{dot}{name} holds examples of shape {tuple(tests.shape[1:])}, "
+                f"x{dot}{name} of shape {tuple(own.shape[1:])}"
+            )
+        if not name:
+            continue
+        if _kind(tests) != _kind(own):
+            raise DataError(
+                f"{where}: x_test.{name} holds {_kind(tests)}, x.{name} {_kind(own)}; expected the "
+                "same"
+            )
+        train[name] = own.to(torch.promote_types(own.dtype, tests.dtype))
+    if {*train} == {""}:
+        return train[""], test.get(""), None
+    named = NamedInputs.of(where, train)
+    return named.pack(train), named.pack(test) if test else None, named
+
+
+def _listed(inputs: Mapping[str, Tensor]) -> str:
+    return ", ".join(name or "(one without a name)" for name in inputs)
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.dtype == torch.bool:
+        return "booleans"
+    return "floats" if tensor.is_floating_point() else "integers"
+
+
+def _examples(
+    path: Path, inputs: Tensor, y: NDArray[Any], classes: int | None, x_name: str, y_name: str
+) -> Examples:
+    """Stored inputs [n, ...] and labels: int64 [n], or float targets [n, 1]."""
+    if y.shape != (len(inputs),):
+        raise DataError(
+            f"{path}: {x_name} has {len(inputs)} rows but {y_name} has shape {y.shape}, expected "
+            f"({len(inputs)},)"
+        )
     if classes is None:
         return Examples(inputs, torch.from_numpy(plain(y))[:, None])
     return Examples(inputs, torch.from_numpy(y.astype(np.int64)))

@@ -4,10 +4,10 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.labels import missing_classes
 from hpcfl.data.partition import rows_of_owners
-from hpcfl.data.sources.arrays import cast, plain
+from hpcfl.data.sources.arrays import cast, stored
 from hpcfl.data.tables import (
     CsvRow,
     package_errors,
@@ -36,6 +36,7 @@ _NUMBER = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _MISSING = {"", "?", "-", "na", "n/a", "nan", "<na>", "none", "null"}  # in place of a number
 _TRUTH = {"true": 1.0, "false": 0.0}
 _INDEX = "__index_level_"  # as pandas calls an index without a name in parquet files
+_EXACT = 2**53  # from here on float64, in which the cells are read, has not all integers
 _LISTED = 10  # values in a note
 _PARTS = ("train", "test")
 _NO_TEST = (
@@ -59,8 +60,9 @@ class Table(DataConfig):
     """A .parquet file, or a CSV file with a header, separated by commas, semicolons or tabs."""
     label: str
     """The column of labels."""
-    inputs: tuple[str, ...] | None = None
-    """The columns of inputs [n, columns], numbers; if absent all that no other key names."""
+    inputs: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
+    """The columns of inputs [n, columns], numbers; if absent all that no other key names. {NAME:
+    [columns], ...} are several inputs; one whose columns hold integers alone is int64."""
     client: str | None = None
     """The column that says who owns an example, text or integers; if absent nobody does."""
     split: str | None = None
@@ -70,9 +72,10 @@ class Table(DataConfig):
         super().__post_init__()
         if self.inputs is None:
             return
-        if not self.inputs:
+        groups = self._groups()
+        if not groups or not all(groups.values()):
             raise ValueError("inputs is empty; name at least one column, or leave inputs out")
-        for name, times in Counter((*self.inputs, self.label, self.split)).items():
+        for name, times in Counter((*chain(*groups.values()), self.label, self.split)).items():
             if times > 1:
                 raise ValueError(
                     f"column {name!r} is named {times} times by inputs, label and split, which are "
@@ -105,7 +108,8 @@ class Table(DataConfig):
                 notes += (f"data.client: in sorted order, {shown}",)
         if test is None and self.holdout is None:
             notes += (_NO_TEST,)
-        inputs, targets = torch.from_numpy(plain(table.inputs)), torch.from_numpy(labels)
+        inputs, _, named = stored("data.inputs", table.inputs, {})
+        targets = torch.from_numpy(labels)
         return Dataset(
             train=Examples(inputs[train], targets[train]),
             test=None if test is None else Examples(inputs[test], targets[test]),
@@ -113,9 +117,14 @@ class Table(DataConfig):
             natural_tests=natural_tests,
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
-            transform=cast,
+            transform=named or cast,
+            named=named,
             notes=notes,
         )
+
+    def _groups(self) -> dict[str, tuple[str, ...]]:
+        """The columns of each input by its name, or of one whose name is empty."""
+        return dict(self.inputs) if isinstance(self.inputs, Mapping) else {"": self.inputs or ()}
 
     def _read(self) -> "_Rows":
         path = Path(self.path)
@@ -124,18 +133,21 @@ class Table(DataConfig):
         header = _parquet_header(path) if is_parquet else read_header(path)
         inputs = self._inputs(path, header, others)
         rows = (_from_parquet if is_parquet else _from_csv)(path, inputs, others)
-        if not len(rows.inputs):
+        if not len(rows.columns[self.label]):
             raise DataError(f"{path}: has no row below its header")
         return rows
 
-    def _inputs(self, path: Path, header: list[str], others: list[str]) -> list[str]:
-        """The columns of inputs, after all columns that the job names were found."""
-        for name in (*(self.inputs or ()), *others):
+    def _inputs(
+        self, path: Path, header: list[str], others: list[str]
+    ) -> dict[str, tuple[str, ...]]:
+        """The columns of each input, after all columns that the job names were found."""
+        groups = self._groups()
+        for name in (*chain(*groups.values()), *others):
             if header.count(name) != 1:
                 found = "two columns are called" if name in header else "no column"
                 raise DataError(f"{path}: {found} {name!r}; found {', '.join(header)!s:.300}")
         if self.inputs is not None:
-            return list(self.inputs)
+            return groups
         inputs = [name for name in header if name not in others]
         if not inputs:
             raise DataError(f"{path}: has no column of inputs beside {', '.join(others)}")
@@ -147,7 +159,7 @@ class Table(DataConfig):
                 )
             if header.count(name) > 1:
                 raise DataError(f"{path}: two columns are called {name!r}; rename one")
-        return inputs
+        return {"": tuple(inputs)}
 
     def _parts(self, table: "_Rows") -> tuple[Any, Any]:
         """The rows for training and for tests: a slice of all and None without ``split``."""
@@ -183,28 +195,42 @@ class Table(DataConfig):
 class _Rows(NamedTuple):
     """The columns of a table that a job reads."""
 
-    inputs: NDArray[Any]
-    """[n, columns], finite numbers."""
+    inputs: dict[str, NDArray[Any]]
+    """Of each input its columns [n, columns], finite numbers."""
     columns: dict[str, list[Any]]
     """The values of other columns: all text, all integers, or all finite floats."""
     where: Callable[[int], str]
     """Row -> its place in the file, for messages."""
 
 
-def _from_csv(path: Path, inputs: Sequence[str], others: Sequence[str]) -> _Rows:
-    """Read a CSV file; inputs become float64."""
+def _from_csv(path: Path, groups: Mapping[str, Sequence[str]], others: Sequence[str]) -> _Rows:
+    """Read a CSV file; inputs become float64, or int64 where several have names."""
+    inputs = [*chain(*groups.values())]
     numbers, width = array("d"), len(inputs)
+    whole = {*range(width)} if "" not in groups else set()  # columns of integers, so far
     texts: list[list[str]] = [[] for _ in others]
     for row in read_table(path, [*inputs, *others]):
         numbers.extend(_numbers(row, inputs))
+        whole = {k for k in whole if _INTEGER.fullmatch(row.values[k])}
         for column, text in zip(texts, row.values[width:], strict=True):
             column.append(text)
 
     def where(row: int) -> str:
         return next(islice(read_table(path, ()), row, None)).where
 
+    found, begin = {}, 0
+    for name, group in groups.items():
+        end = begin + len(group)
+        found[name] = np.frombuffer(numbers).reshape(-1, width)[:, begin:end]
+        if whole.issuperset(range(begin, end)):
+            if abs(found[name]).max(initial=0) >= _EXACT:
+                raise DataError(
+                    f"{path}: data.inputs.{name} has integers of 2^53 or more; number them anew"
+                )
+            found[name] = found[name].astype(np.int64)
+        begin = end
     return _Rows(
-        inputs=np.frombuffer(numbers).reshape(-1, width),
+        inputs=found,
         columns={
             name: _typed(column, name, where) for name, column in zip(others, texts, strict=True)
         },
@@ -267,21 +293,27 @@ def _typed(texts: list[str], name: str, where: Callable[[int], str]) -> list[Any
     return converted
 
 
-def _from_parquet(path: Path, inputs: Sequence[str], others: Sequence[str]) -> _Rows:
-    """Read a parquet file; inputs are of the smallest type that holds all of them."""
+def _from_parquet(path: Path, groups: Mapping[str, Sequence[str]], others: Sequence[str]) -> _Rows:
+    """Read a parquet file; each input is of the smallest type that holds its columns."""
 
     def where(row: int) -> str:
         return f"{path}: row {row}"
 
     with _readable(path):
-        table = read_parquet([path], list(dict.fromkeys((*inputs, *others))))
+        table = read_parquet([path], list(dict.fromkeys((*chain(*groups.values()), *others))))
         for name in table.column_names:
             empty = table.column(name).is_null(nan_is_null=True).to_numpy()
             if empty.any():
                 raise _missing(where(int(np.argmax(empty))), name, "null")
-        numbers = [_parquet_numbers(table.column(name), name, where) for name in inputs]
+        inputs = {
+            key: np.column_stack([_parquet_numbers(table.column(k), k, where) for k in group])
+            for key, group in groups.items()
+        }
+        for key, numbers in inputs.items():
+            if key and numbers.dtype == bool:  # true counts as 1, as among other numbers
+                inputs[key] = numbers.astype(np.float32)
         columns = {name: _parquet_values(table.column(name), name, where) for name in others}
-    return _Rows(np.column_stack(numbers), columns, where)
+    return _Rows(inputs, columns, where)
 
 
 def _parquet_numbers(column: Any, name: str, where: Callable[[int], str]) -> NDArray[Any]:
