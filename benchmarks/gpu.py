@@ -33,12 +33,14 @@ from round import BARE_NOTE, BareLoop, write_images
 TURNS, WARMUP = 7, 2  # the first turn captures the graph and chooses kernels
 MINUTES = 8.0
 PRECISIONS = {"cuda": ("tf32", "bf16", "float32"), "cpu": ("float32", "bf16")}
+STATES = "lenet_fedhbm"  # clients keep states, as they do not in the rounds of lenet
 WORKS = {
     "cnn": BenchWork(1000, 50, 50, 10, 0.1),  # pfl's own benchmark
     "lenet": BenchWork(100, 500, 10, 64, 0.01),
     "resnet20": BenchWork(100, 500, 10, 64, 0.01),
     "char_lstm": BenchWork(100, 500, 10, 100, 1.0),
     "linear": BenchWork(1000, 20, 50, 10, 0.1),
+    STATES: BenchWork(100, 500, 10, 64, 0.01),
 }
 REHEARSAL = BenchWork(3, 2, 2, 2, 0.01)
 IMAGES = ("cnn", "lenet", "resnet20")  # which pfl runs, too
@@ -282,17 +284,17 @@ def random_job(root: Path, subject: Subject, work: BenchWork, device: str) -> di
     count = work.users * work.samples
     common = {
         "cohort": {"kind": "uniform", "size": work.cohort},
-        "algorithm": {"name": "fedavg"},
+        "algorithm": {"name": "fedhbm" if subject.model == STATES else "fedavg"},
         "local": {"epochs": 1, "batch_size": work.batch, "lr": work.rate},
         "weights": "uniform",
         "device": device,
         "precision": subject.precision,
         "rounds": 1000,
     }
-    if subject.model in IMAGES:
+    if subject.model in (*IMAGES, STATES):
         write_images(root, count)
         data = {"root": str(root), "clients": work.users, "augment": False}
-        return {"task": f"cifar10-{subject.model}", "data": data, **common}
+        return {"task": f"cifar10-{subject.model.removesuffix('_fedhbm')}", "data": data, **common}
     if subject.model == "char_lstm":
         _write_texts(root, work)
         data = {"kind": "leaf", "examples": "text", "root": str(root)}

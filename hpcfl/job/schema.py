@@ -93,7 +93,7 @@ class Store(Section):
     kind: StoreKind = "hdf5"
     """hdf5: in files, with a cache in memory."""
     cache_gib: NonNegative = 1.0
-    """Host memory per rank for states and the objects that hold them, in GiB."""
+    """Host memory per rank for states and the objects that hold them, in GiB; likewise of a GPU."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the states' vectors between rounds, where it is narrower than the model's."""
     dir: PathText | None = None

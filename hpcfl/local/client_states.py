@@ -16,8 +16,8 @@ from hpcfl.types import Vector
 class ClientStates:
     """Loads and saves the states of a rank's clients.
 
-    Hooks take and return states on the device, in the dtypes of the algorithm; the store may keep
-    them in other dtypes (``store.dtype``).
+    Hooks take and return states on the device, in the dtypes of the algorithm; the store gets them
+    there, perhaps in other dtypes (``store.dtype``).
 
     Args:
         store: keeps the states between rounds.
@@ -103,30 +103,20 @@ class ClientStates:
         Raises:
             DiskError: the disk is full or fails.
         """
-        shared = {dtype: self._to_cpu(x, dtype) for dtype in self._dtypes_of(x, states)}
-        on_cpu = [
-            type(state)(
-                *(
-                    shared[dtype] if leaf is x else self._to_cpu(leaf, dtype)
-                    for leaf, dtype in zip(state, self._stored_dtypes, strict=True)
-                )
+        shared = {dtype: x.to(dtype) for dtype in self._dtypes_of(x, states)}
+        for client, state in zip(clients, states, strict=True):
+            leaves = (
+                shared[dtype] if leaf is x else _alone(leaf.to(self._device, dtype))
+                for leaf, dtype in zip(state, self._stored_dtypes, strict=True)
             )
-            for state in states
-        ]
-        if self._device.type == "cuda":
-            # The copies into pinned memory are asynchronous; the store reads it at once.
-            torch.cuda.current_stream(self._device).synchronize()
-        for client, state in zip(clients, on_cpu, strict=True):
-            self._store.save(client, state)
+            self._store.save(client, type(state)(*leaves))
 
     def _dtypes_of(self, x: Vector, states: Sequence[Any]) -> set[torch.dtype]:
         """The dtypes in which the store keeps ``x`` for these states."""
         pairs = (zip(state, self._stored_dtypes, strict=True) for state in states)
         return {dtype for fields in pairs for leaf, dtype in fields if leaf is x}
 
-    def _to_cpu(self, leaf: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor on the CPU; from a GPU by an asynchronous copy into pinned memory."""
-        if leaf.device.type == "cpu":
-            return leaf.to(dtype)
-        pinned = torch.empty(leaf.shape, dtype=dtype, pin_memory=True)
-        return pinned.copy_(leaf, non_blocking=True)
+
+def _alone(leaf: Tensor) -> Tensor:
+    """The tensor; a copy of a view, which would keep all of a larger tensor while it is stored."""
+    return leaf.clone() if leaf.untyped_storage().nbytes() > leaf.nbytes else leaf

@@ -135,7 +135,7 @@ class RemoteClientStates:
             if trainer == self._comm.rank:
                 sent += _messages(owner, self._fields_to_send(trained[client], x))
             elif owner == self._comm.rank:
-                buffers = _buffers(self._stored.own.fields, torch.device("cpu"))
+                buffers = _buffers(self._stored.own.fields, self._device)
                 returned[client] = self._stored.join(buffers, [x] * len(self._stored.shared.fields))
                 received += _messages(trainer, buffers)
         if assignment.transfers:

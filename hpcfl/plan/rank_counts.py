@@ -36,7 +36,10 @@ class RankCount(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """Of the tensors of a rank while it trains, besides examples: what a GPU holds of it."""
+        """Of the tensors of a rank while it trains: what a GPU holds of it.
+
+        Examples and client states come on top, each at most a share of the memory that is free.
+        """
         found = [share.memory for share in self.plan.shares]
         return max(each.model + each.activations + each.cohort + each.sums for each in found)
 

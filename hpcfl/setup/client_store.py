@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from hpcfl.job.schema import Store
 from hpcfl.store.base import ClientStore
+from hpcfl.store.device import DeviceStore
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.null import NullStore
@@ -13,6 +16,7 @@ from hpcfl.store.scratch import ScratchStore, scratch_folder
 from hpcfl.store.shared import SharedStore, folder_of_shared
 
 GIB = 1 << 30
+DEVICE_SHARE = 0.1  # of a GPU's free memory for client states; training needs the rest
 
 
 def make_client_store(
@@ -22,6 +26,7 @@ def make_client_store(
     rank: int,
     session_id: str,
     clients: Sequence[int],
+    device: torch.device,
 ) -> ClientStore:
     """Make the store of the states of ``clients``.
 
@@ -32,6 +37,7 @@ def make_client_store(
         rank: whose clients they are.
         session_id: of this start of the run, see ``RankSession``.
         clients: those of the rank.
+        device: of the states that are saved; a GPU keeps some of them in its memory.
     """
     if not state_schema.fields:
         return NullStore(rank)
@@ -62,5 +68,11 @@ def make_client_store(
         # The states' own parts are mostly small: they get the cache they need, at most half of it.
         own = min(cache // 2, len(clients) * footprint(state_schema.own))
         shared = build(folder_of_shared(root), state_schema.shared, cache - own)
-        return SharedStore(state_schema, build(root, state_schema.own, own), shared)
-    return build(root, state_schema, cache)
+        store: ClientStore = SharedStore(state_schema, build(root, state_schema.own, own), shared)
+    else:
+        store = build(root, state_schema, cache)
+    if device.type != "cuda":
+        return store
+    free, _ = torch.cuda.mem_get_info(device)
+    # Not more than the host has room for, so that a checkpoint need not wait for the disk.
+    return DeviceStore(store, state_schema, min(cache, int(DEVICE_SHARE * free)))

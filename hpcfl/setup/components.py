@@ -372,7 +372,8 @@ class Components:
 
     def store(self, root: Path, rank: int, session_id: str, clients: Sequence[int]) -> ClientStore:
         """A new store for the states of ``clients``."""
-        return make_client_store(self.job.store, self.stored_state, root, rank, session_id, clients)
+        job, schema = self.job, self.stored_state
+        return make_client_store(job.store, schema, root, rank, session_id, clients, self.device)
 
 
 def with_statistics(job: Job, algorithm: Algorithm, initial: Vector | None) -> Algorithm:

@@ -91,6 +91,16 @@ def test_gpu(tmp_path, monkeypatch, capsys):
     assert "2 of 2 subjects measured" in capsys.readouterr().out
 
 
+def test_gpu_measures_a_method_with_client_states(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "WORKS", {gpu.STATES: gpu.WORKS[gpu.STATES]})
+    monkeypatch.setitem(gpu.PRECISIONS, "cpu", ("float32",))
+    monkeypatch.setattr(gpu, "TURNS", 1)
+    monkeypatch.setattr(gpu, "WARMUP", 0)
+    path = tmp_path / "x.json"
+    assert gpu.command(["--rehearse", "--json", str(path)]) == 0
+    assert '"lenet_fedhbm, float32"' in path.read_text()
+
+
 def test_peers_names_what_is_missing(capsys):
     assert peers.command(["--python", sys.executable]) == 2
     assert 'pip install "torch==2.13.0" "pfl==0.6.0"' in capsys.readouterr().err

@@ -9,7 +9,7 @@ import json
 import warnings
 import weakref
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import NamedTuple
 
@@ -24,10 +24,12 @@ import hpcfl
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Message
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.cli.selftest import outcome
 from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.data.batches import order
+from hpcfl.engine import loop as engine_loop
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.timing import measured
 from hpcfl.errors import JobError
@@ -39,9 +41,8 @@ from hpcfl.local.client_states import ClientStates
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
 from hpcfl.plan.timed_rounds import build_timed_run
+from hpcfl.run_dir.layout import RunDir
 from hpcfl.setup.components import build_components
-from hpcfl.store.null import NullStore
-from hpcfl.store.schema import Field, StateSchema
 from tests.algorithms.methods import ENTRIES, SAMPLE
 from tests.algorithms.play import model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
@@ -80,7 +81,7 @@ def rounds(path, device, folder, settings=()):
         leaves = tree_leaves(server)
         assert all(is_fake(leaf) == (device == "cuda") for leaf in leaves)
         read = [run.training.states.read(client) for client in range(len(built.components.rows))]
-        states = [leaf.clone() for state in read if state is not None for leaf in state]
+        states = [leaf.cpu().clone() for state in read if state is not None for leaf in state]
     lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     log = [torch.tensor([line[key] for key in sorted(line) if not measured(key)]) for line in lines]
     return Played([leaf.cpu() for leaf in leaves], states, log)
@@ -390,26 +391,6 @@ def test_float64_uploads_far_from_one_are_scaled_on_the_device(tmp_path):
     assert 0 < found.server[0].abs().max() < 1e-280
 
 
-def test_a_store_gets_states_whose_copies_have_arrived():
-    """The store may read them at once, in another thread."""
-
-    class Reading(NullStore):
-        def save(self, client, state):
-            seen[client] = [leaf.tolist() for leaf in state]
-
-    class State(NamedTuple):
-        own: Tensor
-        shared: Tensor
-
-    seen = {}
-    schema = StateSchema(State, tuple(Field(n, (2,), torch.float32) for n in State._fields))
-    with fake_cuda():
-        states = ClientStates(Reading(0), schema, schema, lambda _: None, CUDA)
-        x, own = torch.ones(2).to("cuda"), torch.full((2,), 2.0).to("cuda")
-        states.write([5, 7], [State(own, x), State(x, own)], x)
-    assert seen == {5: [[2, 2], [1, 1]], 7: [[1, 1], [2, 2]]}
-
-
 TASKS = {
     "lenet": "cifar10-lenet",
     "cnn_pfl": "cifar10-cnn",
@@ -521,6 +502,63 @@ def test_a_whole_run_with_checkpoints_and_evaluations(tmp_path):
     more = hpcfl.resume(tmp_path / "cpu", ["rounds=3"])
     torch.testing.assert_close(found.x, more.x, rtol=1e-4, atol=1e-5)
     assert not torch.equal(found.x, expected.x)
+
+
+class Killed(BaseException):
+    """What no code of the run handles."""
+
+
+@pytest.mark.parametrize("free", [0, 20_000, 1 << 35], ids=["none", "some", "all"])
+@pytest.mark.parametrize("method", ["scaffold", "fedhbm", "ditto"])
+def test_states_in_the_gpus_memory_are_lost_with_it(tmp_path, problem, method, free, monkeypatch):
+    """A resume has those of the checkpoint; evaluations have the newest."""
+    scored = {"personal": True} if method == "ditto" else {"local_models": method == "fedhbm"}
+    job = small_job(problem, {"name": method}, evaluate={"every": 1, "clients": True, **scored})
+    job |= {"rounds": 6, "checkpoint": {"every": 2}}
+    path, run_round = tmp_path / "job.yaml", engine_loop.run_round
+    path.write_text(yaml.safe_dump(job))
+    hpcfl.run(path, ["device=cpu"], out=tmp_path / "cpu")
+    expected = outcome(RunDir(tmp_path / "cpu"))
+    for at in (1, 2, 5):
+
+        def killed(run, server, t, values, at=at):
+            if t == at:
+                raise Killed
+            return run_round(run, server, t, values)
+
+        out = tmp_path / f"killed in {at}"
+        with fake_cuda() as gpu:
+            gpu.free = free
+            with monkeypatch.context() as patch, pytest.raises(Killed):
+                patch.setattr(engine_loop, "run_round", killed)
+                hpcfl.run(path, ["device=cuda"], out=out)
+            hpcfl.resume(out)
+        assert outcome(RunDir(out)).differences(expected) == []
+
+
+def copies_in_a_round(folder, problem, algorithm):
+    """What is copied from the device, and to it, in the last of some rounds."""
+    folder.mkdir()
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(small_job(problem, algorithm, executor="block", rounds=8)))
+    with fake_cuda() as gpu, ExitStack() as stack:
+        run = build_timed_run(load(path, ["device=cuda"]), folder, stack).run
+        server = run_rounds(
+            replace(run, schedule=replace(run.schedule, rounds=7)),
+            run.algorithm.init_server(run.x0),
+            0,
+        )
+        gpu.reads.clear()
+        gpu.uploads.clear()
+        run_rounds(run, server, 7)
+        return [what for what in gpu.reads if "copy" in what], gpu.uploads
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedhbm", "feddyn"])
+def test_states_that_stay_on_the_gpu_are_not_copied(tmp_path, problem, method):
+    expected = copies_in_a_round(tmp_path / "fedavg", problem, {"name": "fedavg"})
+    assert expected[0] == []
+    assert copies_in_a_round(tmp_path / method, problem, {"name": method}) == expected
 
 
 def top_label(outputs, labels):

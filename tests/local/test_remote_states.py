@@ -12,7 +12,9 @@ from torch import Tensor
 from hpcfl.cohort.assignment import Balance
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.remote_states import RemoteClientStates
+from hpcfl.store.device import ALIGNMENT, DeviceStore
 from hpcfl.store.schema import Field, StateSchema
+from tests.gpu.fake_cuda import FakeDevice, fake_cuda, is_fake
 
 RANKS, CLIENTS, ROUNDS, P = 3, 7, 12, 5
 CPU = torch.device("cpu")
@@ -182,3 +184,46 @@ def test_another_model_than_the_dry_round_saw_is_an_error():
     with pytest.raises(RuntimeError, match="another model than in the dry round"):
         states_of_round._fields_to_send(state, state.model.clone())
     assert ranks.sent == []
+
+
+class OfTheDevice(One):
+    """A rank receives on its device; what it sends may come from the disk."""
+
+    def exchange(self, sent, received):
+        if not all(is_fake(tensor) for _, tensor in received):
+            self.ranks.barrier.abort()
+        super().exchange(sent, received)
+
+
+@pytest.mark.parametrize("states", [0, 2, CLIENTS])
+@pytest.mark.parametrize("work", [None, np.ones(CLIENTS, np.int64)], ids=["owner", "steal"])
+def test_states_in_the_memory_of_gpus_are_the_same(states, work, tmp_path):
+    stored = schema(torch.bfloat16)
+    expected = Ranks(RANKS).run(lambda comm: play(comm, None, stored))
+
+    def on_gpu(comm):
+        behind = Store({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
+        behind.snapshot = lambda folder: []
+        own, device = OfTheDevice(comm.ranks, comm.rank), torch.device("cuda", 0)
+        balance = Balance(draw, ROUNDS, OWNER, work, comm.rank, RANKS)
+        with FakeDevice():  # of this thread
+            shelf = DeviceStore(behind, stored, states * 3 * ALIGNMENT)
+            owned = ClientStates(
+                shelf, schema(torch.float32), stored, lambda i: moved(first(i)), device
+            )
+            kept = owned if work is None else RemoteClientStates(owned, stored, own, device)
+            for t in range(ROUNDS):
+                if not len(draw(t)):
+                    continue
+                x, assignment = torch.full((P,), t + 0.3).to("cuda"), balance.assignment(t)
+                given = kept.load(assignment, balance.assignment(t + 1))
+                after = [trained(i, s, x) for i, s in zip(assignment.trained, given, strict=True)]
+                kept.save(assignment, after, x)
+            shelf.snapshot(tmp_path)
+        return behind.states
+
+    def moved(state):
+        return State(*(leaf.to("cuda") for leaf in state))
+
+    with fake_cuda():
+        assert bits(Ranks(RANKS).run(on_gpu)) == bits(expected)

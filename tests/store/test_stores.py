@@ -1,5 +1,6 @@
 """What all stores promise: states survive commits, kept checkpoints, resumes and other ranks."""
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from hpcfl.errors import StoreError
 from hpcfl.store import row_table
+from hpcfl.store.device import ALIGNMENT, DeviceStore
 from hpcfl.store.footprint import footprint
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.null import NullStore
@@ -16,6 +18,7 @@ from hpcfl.store.row_table import SHARED, Table
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.scratch import ScratchStore, scratch_folder
 from hpcfl.store.shared import SharedStore
+from tests.gpu.fake_cuda import fake_cuda
 from tests.long_form import LONG
 from tests.rundirs import row_tables, sessions
 
@@ -42,7 +45,7 @@ def one_part(request, tmp_path):
     return store
 
 
-@pytest.fixture(params=["whole", "in two parts"])
+@pytest.fixture(params=["whole", "in two parts", "behind a device"])
 def build(request, root, schema, one_part):
     def store(rank: int, session_id: str, clients):
         if request.param == "whole":
@@ -50,9 +53,12 @@ def build(request, root, schema, one_part):
         (root / SHARED).mkdir(exist_ok=True)
         own = one_part(root, rank, session_id, clients, schema.own)
         shared = one_part(root / SHARED, rank, session_id, clients, schema.shared)
-        return SharedStore(schema, own, shared)
+        both = SharedStore(schema, own, shared)
+        room = 3 * ALIGNMENT * len(schema.fields)  # of three states
+        return both if request.param == "in two parts" else DeviceStore(both, schema, room)
 
-    return store
+    with fake_cuda() if request.param == "behind a device" else nullcontext():
+        yield store
 
 
 def test_the_latest_saved_state_is_loaded(build, make, bits):
@@ -111,12 +117,13 @@ def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, mo
     store.close()
 
 
-def test_a_client_of_another_rank_is_refused(build, make):
+def test_a_client_of_another_rank_is_refused(build, make, tmp_path):
     store = build(1, "a", [5, 3])
     with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
-        store.save(4, make(4, 0))
-    with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
         store.load(4)
+    with pytest.raises(ValueError, match="client 4 is not one of rank 1's"):
+        store.save(4, make(4, 0))
+        store.snapshot(tmp_path)  # the latest moment
     store.close()
 
 
