@@ -230,8 +230,8 @@ def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -
         path = root / "job.yaml"
         path.write_text(json.dumps(random_job(root, subject, work, device)))
         sides: dict[str, Callable[[], float]] = {}
-        lanes = ("lanes",) if device == "cuda" else ()
-        for executor in ("sequential", "block", *lanes):
+        only_gpu = ("triton", "lanes") if device == "cuda" else ()
+        for executor in ("sequential", "block", *only_gpu):
             (folder := root / executor).mkdir()
             built = build_timed_run(load(path, [f"executor={executor}"]), folder, stack)
             sides[executor] = TimedRounds(built.run, 1)
