@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hpcfl.local.triton_kernels.blocks import Tile, convolution_blocks
-from hpcfl.local.triton_kernels.launch import INTERPRETED, check_dtype, launch, precision
+from hpcfl.local.triton_kernels.launch import INTERPRETED, check_dtype, launch, packed, precision
 
 
 @triton.jit
@@ -192,10 +192,9 @@ class _Convolution(torch.autograd.Function):
         outputs, _, a, b = kernels.shape[1:]
         p = (height + 2 * padding[0] - a) // stride[0] + 1
         q = (width + 2 * padding[1] - b) // stride[1] + 1
-        # Contiguous: a client's parameters are views of its flat vector.
-        images = images.contiguous()
-        packed = kernels.permute(0, 1, 3, 4, 2).contiguous().to(images.dtype)
-        own = packed if bias is None else bias.contiguous()
+        images = packed(images)
+        own = packed(kernels.permute(0, 1, 3, 4, 2).to(images.dtype))
+        added = own if bias is None else packed(bias)
         y = images.new_empty(clients, examples, p, q, outputs)
         shape = {
             "H": height,
@@ -216,7 +215,7 @@ class _Convolution(torch.autograd.Function):
         }
         blocks = convolution_blocks(channels, outputs, a * b, images.element_size())
         conv_forward[_grid(blocks.forward, examples * p * q, outputs, clients)](
-            images, packed, own, y, examples, BIAS=bias is not None, **shape,
+            images, own, added, y, examples, BIAS=bias is not None, **shape,
             **_options(blocks.forward),
         )  # fmt: skip
         ctx.save_for_backward(images, kernels)
@@ -228,13 +227,13 @@ class _Convolution(torch.autograd.Function):
         (images, kernels), shape, blocks = ctx.saved_tensors, ctx.shape, ctx.blocks
         clients, examples, height, width, channels = images.shape
         outputs, _, a, b = kernels.shape[1:]
-        g = grads[0].contiguous()
+        g = packed(grads[0])
         into_images = into_kernels = into_bias = None
         if ctx.needs_input_grad[0]:
-            packed = kernels.permute(0, 3, 4, 2, 1).contiguous().to(images.dtype)
+            own = packed(kernels.permute(0, 3, 4, 2, 1).to(images.dtype))
             into_images = torch.empty_like(images)
             conv_input_gradient[_grid(blocks.inputs, examples * height * width, channels, clients)](
-                g, packed, into_images, examples, **shape, **_options(blocks.inputs)
+                g, own, into_images, examples, **shape, **_options(blocks.inputs)
             )
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             # Parts come first: they are then summed in the same order for every client.

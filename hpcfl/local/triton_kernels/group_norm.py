@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hpcfl.local.triton_kernels.blocks import norm_block
-from hpcfl.local.triton_kernels.launch import check_dtype, launch
+from hpcfl.local.triton_kernels.launch import check_dtype, launch, packed
 
 WARPS, STAGES = 4, 2
 
@@ -52,7 +52,7 @@ def norm_forward(
         if RESIDUAL:
             v += tl.load(residual + at + r * C, mask=inside, other=0.0).to(tl.float32)
         if RELU:
-            v = tl.maximum(v, 0.0)
+            v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(z + at + r * C, v.to(z.dtype.element_ty), mask=inside)
 
 
@@ -75,7 +75,8 @@ def norm_backward(
         inside = (row + r < PIXELS)[:, None] & (c < S)[None, :]
         d = tl.load(dz + at + r * C, mask=inside, other=0.0).to(tl.float32)
         if RELU:
-            d = tl.where(tl.load(z + at + r * C, mask=inside, other=0.0) > 0, d, 0.0)
+            # As in torch, the relu of NaN is NaN and has a gradient.
+            d = tl.where(tl.load(z + at + r * C, mask=inside, other=0.0) <= 0, 0.0, d)
         h = (tl.load(x + at + r * C, mask=inside, other=0.0).to(tl.float32) - m) * s
         up += d
         along += d * h
@@ -89,7 +90,7 @@ def norm_backward(
         inside = (row + r < PIXELS)[:, None] & (c < S)[None, :]
         d = tl.load(dz + at + r * C, mask=inside, other=0.0).to(tl.float32)
         if RELU:
-            d = tl.where(tl.load(z + at + r * C, mask=inside, other=0.0) > 0, d, 0.0)
+            d = tl.where(tl.load(z + at + r * C, mask=inside, other=0.0) <= 0, 0.0, d)
         h = (tl.load(x + at + r * C, mask=inside, other=0.0).to(tl.float32) - m) * s
         if RESIDUAL:
             tl.store(dresidual + at + r * C, d.to(dresidual.dtype.element_ty), mask=inside)
@@ -148,11 +149,11 @@ class _GroupNorm(torch.autograd.Function):
         eps: float,
         relu: bool,
     ) -> Tensor:
-        # Contiguous: a client's parameters are views of its flat vector.
-        images, weight, bias = images.contiguous(), weight.contiguous(), bias.contiguous()
+        images, weight, bias = packed(images), packed(weight), packed(bias)
         clients, examples, pixels, channels = images.shape
         z = torch.empty_like(images, dtype=weight.dtype)
-        mean, scale = weight.new_empty(2, clients * examples, groups)
+        mean = weight.new_empty(clients * examples, groups)
+        scale = torch.empty_like(mean)
         rows, columns = norm_block(pixels, channels // groups)
         shape = {
             "PIXELS": pixels,
@@ -164,7 +165,7 @@ class _GroupNorm(torch.autograd.Function):
             "RESIDUAL": residual is not None,
         }
         norm_forward[(clients * examples, groups)](
-            images, weight, bias, images if residual is None else residual.contiguous(), z, mean,
+            images, weight, bias, images if residual is None else packed(residual), z, mean,
             scale, examples, eps, **shape, **launch(WARPS, STAGES),
         )  # fmt: skip
         ctx.save_for_backward(images, z, weight, mean, scale)
@@ -175,7 +176,7 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         images, z, weight, mean, scale = ctx.saved_tensors
         clients, examples, _, channels = images.shape
-        dz, into_images = grads[0].contiguous(), torch.empty_like(images)
+        dz, into_images = packed(grads[0]), torch.empty_like(images)
         into_residual = None if ctx.dtype is None else torch.empty_like(images, dtype=ctx.dtype)
         # Examples come first: they are then summed in the same order for every client.
         parts = weight.new_empty(examples, 2, clients, channels)

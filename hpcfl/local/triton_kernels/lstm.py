@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hpcfl.local.triton_kernels.blocks import LSTM_EXAMPLES, LSTM_WARPS, hidden_block
-from hpcfl.local.triton_kernels.launch import check_dtype, launch, precision
+from hpcfl.local.triton_kernels.launch import check_dtype, launch, packed, precision
 
 
 @triton.jit
@@ -143,8 +143,7 @@ class _Recurrence(torch.autograd.Function):
         ctx: Any, gates: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         clients, length, examples, size = *gates.shape[:3], weight.shape[-1]
-        # Contiguous: a client's parameters are views of its flat vector.
-        weight, hidden, cell = (t.contiguous() for t in (weight, hidden, cell))
+        weight, hidden, cell = packed(weight), packed(hidden), packed(cell)
         states = gates.new_empty(clients, length, examples, size)
         cells = torch.empty_like(states)
         activated = torch.empty_like(gates, memory_format=torch.contiguous_format)
@@ -156,7 +155,7 @@ class _Recurrence(torch.autograd.Function):
             **launch(LSTM_WARPS, 1),
         }
         lstm_forward[(triton.cdiv(examples, LSTM_EXAMPLES), clients)](
-            gates.contiguous(), weight, hidden, cell, states, cells, activated, examples, length,
+            packed(gates), weight, hidden, cell, states, cells, activated, examples, length,
             **sizes,
         )  # fmt: skip
         ctx.save_for_backward(weight, hidden, cell, states, cells, activated)
@@ -167,7 +166,7 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         weight, hidden, cell, states, cells, activated = ctx.saved_tensors
         clients, length, examples, size = states.shape
-        into_states, into_last = (grad.contiguous() for grad in grads)
+        into_states, into_last = map(packed, grads)
         into_gates = torch.empty_like(activated)
         into_hidden, into_cell = torch.empty_like(hidden), torch.empty_like(cell)
         lstm_backward[(triton.cdiv(examples, LSTM_EXAMPLES), clients)](
