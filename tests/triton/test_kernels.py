@@ -31,23 +31,22 @@ def check(function, reference, tensors, device, *, rtol=1e-4, atol=2e-4):
     return found, grads
 
 
-CONVOLUTIONS = {  # clients, examples, image, channels, outputs, kernel, stride, padding
-    "lenet-1": (3, 2, (12, 12), 3, 8, (5, 5), (1, 1), (0, 0)),
-    "resnet20-1": (2, 2, (8, 8), 16, 16, (3, 3), (1, 1), (1, 1)),
-    "halves": (2, 2, (8, 8), 16, 32, (3, 3), (2, 2), (1, 1)),
-    "wide": (1, 1, (5, 5), 70, 66, (3, 3), (1, 1), (1, 1)),
-    "nothing-fits": (2, 3, (7, 5), 5, 7, (3, 2), (2, 1), (1, 0)),
-    "one-output": (2, 1, (9, 9), 4, 1, (1, 1), (2, 2), (0, 0)),
+CONVOLUTIONS = {  # clients, examples, image, channels, outputs, kernel, stride, padding, bias
+    "lenet-1": (3, 2, (12, 12), 3, 8, (5, 5), (1, 1), (0, 0), True),
+    "resnet20-1": (2, 2, (8, 8), 16, 16, (3, 3), (1, 1), (1, 1), False),
+    "halves": (2, 2, (8, 8), 16, 32, (3, 3), (2, 2), (1, 1), False),
+    "wide": (1, 1, (5, 5), 70, 66, (3, 3), (1, 1), (1, 1), True),
+    "nothing-fits": (2, 3, (7, 5), 5, 7, (3, 2), (2, 1), (1, 0), True),
+    "one-output": (2, 1, (9, 9), 4, 1, (1, 1), (2, 2), (0, 0), False),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-@pytest.mark.parametrize("bias", [True, False])
-def test_convolution(name, bias, device):
+def test_convolution(name, device):
     from hpcfl.local.triton_kernels.conv import convolution
 
-    clients, examples, image, channels, outputs, kernel, stride, padding = CONVOLUTIONS[name]
+    clients, examples, image, channels, outputs, kernel, stride, padding, bias = CONVOLUTIONS[name]
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(clients, examples, channels, *image, generator=generator)
     own = parameters(generator, clients, (outputs, channels, *kernel), (outputs,))
