@@ -10,12 +10,13 @@ from math import prod
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from hpcfl.local.triton_kernels.blocks import MOST_HIDDEN, MOST_NORMED
+from hpcfl.models.fused import norm_relu
 from hpcfl.models.losses import widen
 
 Convolutions = Literal["grouped", "products", "triton"]
@@ -114,7 +115,7 @@ class VmapLayers(PaddedLayers):
     Args:
         convolutions: "grouped", as vmap computes them, one group a client; or batched matrix
             "products" of the images' patches, for devices whose grouped convolutions are slow; or
-            Triton kernels, which also normalise groups and compute LSTMs, for NVIDIA GPUs.
+            "triton" kernels, which also normalise groups and compute LSTMs, for NVIDIA GPUs.
         pad: pad dense layers, as a CPU needs it, so that a client's bits do not depend on its slot
             in the block (see ``PAD_MULTIPLE``); else pad embeddings, as a GPU needs it.
     """
@@ -127,6 +128,7 @@ class VmapLayers(PaddedLayers):
             self._replacements[torch.conv2d] = partial(_conv2d, triton=triton)
         if triton:
             self._replacements[functional.group_norm] = _group_norm
+            self._replacements[norm_relu] = _norm_relu
         if pad:
             self._replacements[functional.linear] = _linear
             self._replacements[functional.scaled_dot_product_attention] = _attention
@@ -465,18 +467,37 @@ def _group_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    residual: Tensor | None = None,
+    *,
+    relu: bool = False,
 ) -> Tensor:
     """Group normalisation by Triton, where there are weights and a program has room for a group."""
-    if weight is None or bias is None or input.shape[1] > MOST_NORMED * num_groups:
-        return functional.group_norm(input, num_groups, weight, bias, eps)
-    output: Tensor = stacked(_group_norm_by_triton, input, weight, bias, num_groups, eps)
-    return output
+    if weight is not None and bias is not None and input.shape[1] <= MOST_NORMED * num_groups:
+        how = partial(_group_norm_by_triton, relu=relu)
+        output: Tensor = stacked(how, input, weight, bias, num_groups, eps, residual)
+        return output
+    # torch asks whether the images are contiguous, and inside vmap cannot make them so.
+    output = functional.group_norm(stacked(_contiguous, input), num_groups, weight, bias, eps)
+    if residual is not None:
+        output = output + residual
+    return functional.relu(output) if relu else output
 
 
-def _group_norm_by_triton(*values: Any) -> Tensor:
+def _group_norm_by_triton(*values: Any, relu: bool) -> Tensor:
     from hpcfl.local.triton_kernels.group_norm import group_norm
 
-    return group_norm(*values)
+    return group_norm(*values, relu=relu)
+
+
+def _contiguous(images: Tensor) -> Tensor:
+    return images.clone(memory_format=torch.contiguous_format)
+
+
+def _norm_relu(norm: nn.GroupNorm, images: Tensor, residual: Tensor | None = None) -> Tensor:
+    """relu(norm(images) + residual), as one kernel."""
+    return _group_norm(
+        images, norm.num_groups, norm.weight, norm.bias, norm.eps, residual, relu=True
+    )
 
 
 def _pair(value: Any) -> tuple[int, int]:

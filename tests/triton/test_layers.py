@@ -9,6 +9,7 @@ from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import parameters
+from hpcfl.models.fused import norm_relu
 from hpcfl.models.lenet import LeNet
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.resnet20 import Block
@@ -59,9 +60,7 @@ def test_every_kind_of_layer(name, device, tf32):
         torch.manual_seed(1)
         model = config.build(shape, 30 if name == "char_lstm" else 10)
         results.append(gradients_of(model, shape, convolutions, device))
-    rounding = 3e-7 if device == "cpu" else 1e-2  # tf32 there
-    for one, other in zip(*results, strict=True):
-        assert (one - other).abs().max() <= rounding * other.abs().max()
+    require_close(*results, device)
 
 
 def test_the_kernels_are_called(device, tf32, monkeypatch):
@@ -72,9 +71,9 @@ def test_the_kernels_are_called(device, tf32, monkeypatch):
     for module, name in ((conv, "convolution"), (group_norm, "group_norm"), (lstm, "recurrence")):
         function = getattr(module, name)
 
-        def counted(*args, name=name, function=function):
-            called.append(name)
-            return function(*args)
+        def counted(*args, name=name, function=function, **how):
+            called.append(name + " and relu" * how.get("relu", False))
+            return function(*args, **how)
 
         monkeypatch.setattr(module, name, counted)
 
@@ -85,15 +84,81 @@ def test_the_kernels_are_called(device, tf32, monkeypatch):
             self.lstm, self.fc = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 10)
 
         def forward(self, images):
-            z = self.norm(self.conv(images)).flatten(2).transpose(1, 2)
+            z = self.norm(norm_relu(self.norm, self.conv(images))).flatten(2).transpose(1, 2)
             return self.fc(self.lstm(z)[0][:, -1])
 
     gradients_of(All(), (1, 4, 4), "triton", device)
-    assert called == ["convolution", "group_norm", "recurrence"]
+    assert called == ["convolution", "group_norm and relu", "group_norm", "recurrence"]
     called.clear()
     torch.backends.cuda.matmul.allow_tf32 = False
     gradients_of(All(), (1, 4, 4), "triton", device)
-    assert called == ["convolution", "group_norm"]
+    assert called == ["convolution", "group_norm and relu", "group_norm"]
+
+
+class Attention(nn.Module):
+    """Of the pixels, by PyTorch's layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, images):
+        pixels = images.flatten(2).transpose(1, 2)
+        found, _ = self.heads(pixels, pixels, pixels, need_weights=False)
+        return found.transpose(1, 2).reshape(images.shape)
+
+
+class NormRelu(nn.Module):
+    """A normalisation without weights, or a batch normalisation, with a residual and a relu."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, images):
+        return norm_relu(self.norm, images, images)
+
+
+class Beside(nn.Module):
+    """The sum of layers of the same images."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, images):
+        return sum(layer(images) for layer in self.layers)
+
+
+# On a GPU another kernel computes attention.
+@pytest.mark.filterwarnings("ignore:.*_scaled_dot_product_flash_attention_for_cpu")
+def test_other_layers_between_kernels_are_those_of_blocks(device, tf32):
+    """Of images channels last in memory, which some functions refuse inside vmap."""
+    others = Beside(
+        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4).eval(),
+        nn.InstanceNorm2d(4),
+        nn.GroupNorm(2, 4, affine=False),
+        NormRelu(nn.GroupNorm(2, 4, affine=False)),
+        NormRelu(nn.BatchNorm2d(4)),
+        nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        nn.Conv2d(4, 4, 3, padding=2, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.ConvTranspose2d(4, 4, 3, padding=1),
+        nn.AdaptiveAvgPool2d(4),
+        Attention(),
+    )
+    first, last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+    model = nn.Sequential(first, others, last, nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4, 10))
+    results = [gradients_of(model, (3, 4, 4), how, device) for how in ("products", "triton")]
+    require_close(*results, device)
+
+
+def require_close(found, expected, device):
+    """Compare losses and gradients up to rounding."""
+    rounding = 3e-7 if device == "cpu" else 1e-2  # tf32 there
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() <= rounding * other.abs().max()
 
 
 def test_bf16(device, tf32):
