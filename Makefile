@@ -13,13 +13,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # These start ranks or faults of their own: a file on one worker; the Slurm cluster on none.
 # The longest file comes first, or one worker would wait for the other at the end.
 RANKS := tests/golden tests/faults tests/parallel
+APART := $(RANKS) tests/slurm tests/triton
 
 # What bfloat16 touches.  On a newer processor these run once more as if it had AVX2 alone.
 BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
   tests/local/test_gradient.py tests/local/test_block_gradients.py tests/jobs/test_miniatures.py
 
 .PHONY: help install quickstart check docs format test suites processes single unit slow avx2 \
-  ranks slurm gpu long clean
+  ranks triton slurm gpu long clean
 
 help:  ## Show this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -74,19 +75,19 @@ suites: $(STAMP)
 	$(MAKE) --no-print-directory --keep-going --jobs=2 slurm processes
 
 processes: $(STAMP)
-	@status=0; for tier in single avx2 ranks; do \
+	@status=0; for tier in single avx2 triton ranks; do \
 	  $(MAKE) --no-print-directory $$tier || status=1; \
 	done; exit $$status
 
 # Both at once: to collect them takes 20 seconds.
 single: $(STAMP)
-	$(BIN)/pytest -q -n 2 $(addprefix --ignore=,$(RANKS) tests/slurm)
+	$(BIN)/pytest -q -n 2 $(addprefix --ignore=,$(APART))
 
 unit: $(STAMP)  ## Quick tests of one process
-	$(BIN)/pytest -q -n 2 -m "not slow" $(addprefix --ignore=,$(RANKS) tests/slurm)
+	$(BIN)/pytest -q -n 2 -m "not slow" $(addprefix --ignore=,$(APART))
 
 slow: $(STAMP)  ## Slow tests of one process
-	$(BIN)/pytest -q -n 2 -m slow $(addprefix --ignore=,$(RANKS) tests/slurm)
+	$(BIN)/pytest -q -n 2 -m slow $(addprefix --ignore=,$(APART))
 
 avx2: $(STAMP)  ## Tests of bfloat16 on a processor without instructions for it
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/pytest -q -n 2 $(BFLOAT16) \
@@ -95,6 +96,10 @@ avx2: $(STAMP)  ## Tests of bfloat16 on a processor without instructions for it
 # Four workers for two cores: many of these tests wait for a signal, a time-out or a dead rank.
 ranks: $(STAMP)  ## Tests under mpirun, and the faults
 	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(RANKS)
+
+# A process of their own: Triton reads once whether it interprets its kernels.
+triton: $(STAMP)  ## Tests of the Triton kernels, interpreted and compiled
+	$(BIN)/pytest -q -n 2 tests/triton
 
 long: $(STAMP)  ## The checks and all tests in their long form: hours
 	HPCFL_HOSTILE=20 $(MAKE) --no-print-directory --keep-going test

@@ -61,7 +61,8 @@ class Subject(NamedTuple):
 class Figures:
     """The figures so far, and the subjects that failed, in a file from which a call continues.
 
-    A subject whose peer failed has the figures of the other sides, and is among those that failed.
+    A subject of which an executor or the peer failed has the figures of the other sides, and is
+    among those that failed.
 
     Args:
         path: the file, which may exist; None: nothing is kept.
@@ -91,7 +92,7 @@ class Figures:
         Args:
             subject: which one.
             figures: none where it failed.
-            failure: why it failed, or its peer.
+            failure: why it failed, or one of its sides.
         """
         name = str(subject)
         if figures:
@@ -216,26 +217,36 @@ def _peer(python: Path | None) -> str | None:
 def _measure_all(
     subject: Subject, work: BenchWork, device: str, peer: str | None
 ) -> tuple[list[Measurement], str]:
-    """The seconds of a round of every side; without the peer where it fails, and why it did."""
+    """The seconds of a round of every side; without those that fail, and why they did."""
     try:
-        return _measure(subject, work, device, peer), ""
+        return _measure(subject, work, device, peer)
     except PeerError as e:
         failure = one_line(str(e))
     # Here the error no longer keeps the first measurement's memory of the GPU.
-    return _measure(subject, work, device, None), failure
+    figures, others = _measure(subject, work, device, None)
+    return figures, "; ".join(filter(None, (failure, others)))
 
 
-def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -> list[Measurement]:
-    """The seconds of a round of every side."""
+def _measure(
+    subject: Subject, work: BenchWork, device: str, peer: str | None
+) -> tuple[list[Measurement], str]:
+    """The same, of a peer that does not fail."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         root = Path(name)
         path = root / "job.yaml"
         path.write_text(json.dumps(random_job(root, subject, work, device)))
         sides: dict[str, Callable[[], float]] = {}
-        lanes = ("lanes",) if device == "cuda" else ()
-        for executor in ("sequential", "block", *lanes):
+        failures = []
+        only_gpu = ("triton", "lanes") if device == "cuda" else ()
+        for executor in ("sequential", "block", *only_gpu):
             (folder := root / executor).mkdir()
-            built = build_timed_run(load(path, [f"executor={executor}"]), folder, stack)
+            try:
+                built = build_timed_run(load(path, [f"executor={executor}"]), folder, stack)
+            except JobError as e:  # it cannot train this model, or lacks a package
+                if executor == "sequential":
+                    raise
+                failures.append(one_line(str(e)))
+                continue
             sides[executor] = TimedRounds(built.run, 1)
             if executor == "sequential":
                 sides["bare loop"] = BareLoop(built.components, built.run, 1)
@@ -244,7 +255,8 @@ def _measure(subject: Subject, work: BenchWork, device: str, peer: str | None) -
             pfl = stack.enter_context(pfl_process(peer, about))
             sides[f"pfl {next(pfl)['pfl']}"] = lambda: float(next(pfl)["wall_s"])
         times = take_turns(sides, TURNS, f"gpu: {subject}: rounds", warmup=WARMUP)
-    return [Measurement(str(subject), side, "s", seconds) for side, seconds in times.items()]
+    figures = [Measurement(str(subject), side, "s", seconds) for side, seconds in times.items()]
+    return figures, "; ".join(failures)
 
 
 def _measure_kernels(subject: Subject) -> list[Measurement]:

@@ -110,7 +110,7 @@ class CommConfig(Section):
     """Seconds that a rank waits for the others; then the run ends, and names the missing rank."""
 
 
-ExecutorName = Literal["sequential", "block", "lanes", "auto"]
+ExecutorName = Literal["sequential", "block", "triton", "lanes", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +150,9 @@ class Job(Section):
     seed: Seed = 0
     """Every random draw of the run follows from it."""
     executor: ExecutorName = "sequential"
-    """One client after the other, or many at once: in one block, or on a GPU in lanes, each with
-    kernels of its own; auto: by the device and the model's layers."""
+    """One client after the other, or many at once: in one block; on an NVIDIA GPU in a block whose
+    layers are Triton kernels, or in lanes, each with kernels of its own; auto: by the device and
+    the model's layers."""
     block_size: Count | None = None
     """Clients at once; a cohort's, at most 32, when absent.  The bits of a result depend on it."""
     threads: Count = 1

@@ -41,7 +41,13 @@ class Executor(Protocol):
 
 
 def block_executor(
-    sequential: Sequential, clients: ClientPool, x: Vector, *, shared: Sequence[bool], size: int
+    sequential: Sequential,
+    clients: ClientPool,
+    x: Vector,
+    *,
+    shared: Sequence[bool],
+    size: int,
+    triton: bool = False,
 ) -> Block:
     """The block executor of ``size`` clients; on a GPU it replays one CUDA graph a step.
 
@@ -52,6 +58,7 @@ def block_executor(
         shared: for each field of a client's state, whether it is the model that the client
             received.
         size: K.
+        triton: compute layers by Triton kernels, on a GPU.
 
     Raises:
         Exception: whatever the model raises where it cannot be computed for many clients at once.
@@ -61,7 +68,7 @@ def block_executor(
     gradients = BlockGradients(
         gradient.model,
         gradient.loss,
-        "products" if cuda else "grouped",
+        "triton" if triton else "products" if cuda else "grouped",
         bf16=gradient.bf16,
         clip=gradient.clip,
         statistics=gradient.statistics,

@@ -5,18 +5,21 @@ mode of this module replaces the few functions that vmap refuses or computes slo
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hpcfl.local.triton_kernels.blocks import MOST_HIDDEN, MOST_NORMED
+from hpcfl.models.fused import norm_relu
 from hpcfl.models.losses import widen
 
-Convolutions = Literal["grouped", "products"]
+Convolutions = Literal["grouped", "products", "triton"]
 
 
 # Elements.  Rows of a multiple of this width have the same alignment for every client, and leave no
@@ -111,16 +114,21 @@ class VmapLayers(PaddedLayers):
 
     Args:
         convolutions: "grouped", as vmap computes them, one group a client; or batched matrix
-            "products" of the images' patches, for devices whose grouped convolutions are slow.
+            "products" of the images' patches, for devices whose grouped convolutions are slow; or
+            "triton" kernels, which also normalise groups and compute LSTMs, for NVIDIA GPUs.
         pad: pad dense layers, as a CPU needs it, so that a client's bits do not depend on its slot
             in the block (see ``PAD_MULTIPLE``); else pad embeddings, as a GPU needs it.
     """
 
     def __init__(self, convolutions: Convolutions, *, pad: bool) -> None:
         super().__init__()
-        self._replacements[torch._VF.lstm] = _lstm
-        if convolutions == "products":
-            self._replacements[torch.conv2d] = _conv2d
+        triton = convolutions == "triton"
+        self._replacements[torch._VF.lstm] = partial(_lstm, triton=triton)
+        if convolutions != "grouped":
+            self._replacements[torch.conv2d] = partial(_conv2d, triton=triton)
+        if triton:
+            self._replacements[functional.group_norm] = _group_norm
+            self._replacements[norm_relu] = _norm_relu
         if pad:
             self._replacements[functional.linear] = _linear
             self._replacements[functional.scaled_dot_product_attention] = _attention
@@ -432,12 +440,64 @@ def _conv2d(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
+    *,
+    triton: bool = False,
 ) -> Tensor:
-    """A convolution; with one group, a batched product of patches and kernels."""
+    """A convolution; with one group, a batched product of patches and kernels, or by Triton."""
     if groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    output: Tensor = stacked(_products, input, weight, bias, _pair(stride), _pair(padding))
+    how = _by_triton if triton else _products
+    output: Tensor = stacked(how, input, weight, bias, _pair(stride), _pair(padding))
     return output
+
+
+def _by_triton(images: Tensor, kernels: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """The same as ``_products``, in memory channels last."""
+    from hpcfl.local.triton_kernels.conv import convolution
+
+    device = images.device.type
+    if torch.is_autocast_enabled(device):  # it does not reach into the kernel
+        images = images.to(torch.get_autocast_dtype(device))
+    return convolution(images, kernels, bias, *settings)
+
+
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    *,
+    relu: bool = False,
+) -> Tensor:
+    """Group normalisation by Triton, where there are weights and a program has room for a group."""
+    if weight is not None and bias is not None and input.shape[1] <= MOST_NORMED * num_groups:
+        how = partial(_group_norm_by_triton, relu=relu)
+        output: Tensor = stacked(how, input, weight, bias, num_groups, eps, residual)
+        return output
+    # torch asks whether the images are contiguous, and inside vmap cannot make them so.
+    output = functional.group_norm(stacked(_contiguous, input), num_groups, weight, bias, eps)
+    if residual is not None:
+        output = output + residual
+    return functional.relu(output) if relu else output
+
+
+def _group_norm_by_triton(*values: Any, relu: bool) -> Tensor:
+    from hpcfl.local.triton_kernels.group_norm import group_norm
+
+    return group_norm(*values, relu=relu)
+
+
+def _contiguous(images: Tensor) -> Tensor:
+    return images.clone(memory_format=torch.contiguous_format)
+
+
+def _norm_relu(norm: nn.GroupNorm, images: Tensor, residual: Tensor | None = None) -> Tensor:
+    """relu(norm(images) + residual), as one kernel."""
+    return _group_norm(
+        images, norm.num_groups, norm.weight, norm.bias, norm.eps, residual, relu=True
+    )
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -477,6 +537,8 @@ def _lstm(
     training: bool,
     bidirectional: bool,
     batch_first: bool,
+    *,
+    triton: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """An LSTM in time steps of products of all clients; the parameters are torch._VF.lstm's.
 
@@ -488,10 +550,14 @@ def _lstm(
         raise NotImplementedError("an LSTM that is bidirectional, or has dropout or projections")
     sequence = input if batch_first else input.transpose(0, 1)
     hidden, cell = state
+    # With exact products of float32 the kernel needs more registers than there are.
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    by_triton = triton and tf32 and hidden.shape[-1] <= MOST_HIDDEN
+    of_layer = _recurrence_by_triton if by_triton else _recurrence
     last = []
     for layer in range(layers):
         own = weights[each * layer : each * layer + each]
-        sequence, h, c = stacked(_recurrence, sequence, hidden[layer], cell[layer], *own)
+        sequence, h, c = stacked(of_layer, sequence, hidden[layer], cell[layer], *own)
         last.append((h, c))
     hidden, cell = (torch.stack(part) for part in zip(*last, strict=True))
     return sequence if batch_first else sequence.transpose(0, 1), hidden, cell
@@ -506,12 +572,7 @@ def _recurrence(
     *biases: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer: [K, B, T, E] -> [K, B, T, H], and its last hidden and cell states [K, B, H]."""
-    clients, examples, length, _ = sequence.shape
-    # The inputs of all time steps in one product: they do not depend on the hidden states.
-    inputs = _dense(sequence.reshape(clients, examples * length, -1), weight_ih)
-    for bias in biases:
-        inputs = inputs + bias.unsqueeze(1)
-    gates_in = inputs.view(clients, examples, length, -1)
+    gates_in = _gates_in(sequence, weight_ih, *biases)
     recurrent = _padded(weight_hh).transpose(1, 2)
     outputs = []
     # Unbound, not indexed: the gradient of an index is as large as all time steps, at each of them.
@@ -521,3 +582,30 @@ def _recurrence(
         hidden = o.sigmoid() * cell.tanh()
         outputs.append(hidden)
     return torch.stack(outputs, 2), hidden, cell
+
+
+def _recurrence_by_triton(
+    sequence: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    *biases: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as ``_recurrence``."""
+    from hpcfl.local.triton_kernels.lstm import recurrence
+
+    gates_in = _gates_in(sequence.transpose(1, 2), weight_ih, *biases)
+    states, last = recurrence(gates_in, hidden, cell, weight_hh)
+    return states.transpose(1, 2), states[:, -1], last
+
+
+def _gates_in(sequence: Tensor, weight_ih: Tensor, *biases: Tensor) -> Tensor:
+    """[K, ..., 4H], what the inputs [K, ..., E] of all time steps add to the gates.
+
+    One product, as it does not depend on the hidden states.
+    """
+    inputs = _dense(sequence.reshape(len(sequence), -1, sequence.shape[-1]), weight_ih)
+    for bias in biases:
+        inputs = inputs + bias.unsqueeze(1)
+    return inputs.view(*sequence.shape[:-1], -1)

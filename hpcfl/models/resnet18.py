@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import max_pool2d
 
 from hpcfl.models.base import require_images
+from hpcfl.models.fused import norm_relu
 from hpcfl.models.normalization import Normed, he_convolution
 
 Norm = Callable[[int], nn.Module]
@@ -45,7 +46,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, n] of images [B, C, H, W]."""
-        z = max_pool2d(relu(self.bn1(self.conv1(images))), 3, 2, padding=1)
+        z = max_pool2d(norm_relu(self.bn1, self.conv1(images)), 3, 2, padding=1)
         z = self.layer4(self.layer3(self.layer2(self.layer1(z))))
         return self.fc(z.mean((2, 3)))  # type: ignore[no-any-return]
 
@@ -67,8 +68,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, before, H, W] to [B, width, H', W']."""
-        z = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
-        return relu(z + self.downsample(x))
+        z = self.conv2(norm_relu(self.bn1, self.conv1(x)))
+        return norm_relu(self.bn2, z, self.downsample(x))
 
 
 def _stage(before: int, width: int, stride: int, norm: Norm) -> nn.Sequential:

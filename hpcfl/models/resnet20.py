@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn.functional import pad, relu
+from torch.nn.functional import pad
 
 from hpcfl.models.base import ModelConfig, require_images
+from hpcfl.models.fused import norm_relu
 
 _GROUPS = 2
 _DEPTH = 3  # blocks of each width
@@ -53,7 +54,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, n] of images [B, C, H, W]."""
-        z = self.blocks(relu(self.norm(self.conv(images))))
+        z = self.blocks(norm_relu(self.norm, self.conv(images)))
         return self.fc(z.mean((2, 3)))  # type: ignore[no-any-return]
 
 
@@ -71,9 +72,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, before, H, W] to [B, width, H', W']."""
-        z = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
+        z = self.conv2(norm_relu(self.norm1, self.conv1(x)))
         if self.added:
             # Option A: every second pixel, and zeros for the added channels.
             half = self.added // 2
             x = pad(x[:, :, ::2, ::2], (0, 0, 0, 0, half, self.added - half))
-        return relu(z + x)
+        return norm_relu(self.norm2, z, x)

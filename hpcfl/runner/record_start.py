@@ -23,6 +23,7 @@ from hpcfl.setup.environment import (
     KEYS_OF_FAST_BITS,
     change_warnings,
     packages,
+    triton_version,
     versions,
 )
 from hpcfl.user_code.names import digest_of
@@ -44,6 +45,8 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
     settings = mutable_settings(flatten(job.tree))
     facts = {"ranks": session.comm.size, "summed_by": session.comm.library}
     facts |= versions(ranks.device)
+    if job.job.executor == "triton":
+        facts["triton"] = triton_version()
     code = code_digests(job.job, session.components.model)
     fast = job.job.reduction == "fast"
     keys = (*KEYS_OF_BITS, *KEYS_OF_FAST_BITS) if fast else KEYS_OF_BITS

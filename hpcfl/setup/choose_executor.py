@@ -20,6 +20,7 @@ from hpcfl.setup.components import Components
 
 # On a CPU, larger blocks and smaller models than these are faster than one client at a time.
 LEAST_CLIENTS, MOST_PARAMETERS = 8, 100_000
+_MANY_CLIENTS = ("block", "triton", "lanes")  # executors of many clients at once
 
 
 def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[Components, str]:
@@ -36,7 +37,7 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
     size = components.job.block_size
     if begun_run is not None:
         job = load_run(begun_run).job
-        if job.executor in ("block", "lanes"):  # another size may be refused as another job
+        if job.executor in _MANY_CLIENTS:  # another size may be refused as another job
             kept = with_executor(components, job.executor, size or job.block_size)
             return kept, _line(job.executor)
         return with_executor(components, "sequential", None), _line(job.executor)
@@ -100,7 +101,7 @@ def check_executor(components: Components) -> None:
             check, round 1 would fail.
     """
     executor = components.job.executor
-    if executor in ("block", "lanes"):
+    if executor in _MANY_CLIENTS:
         # Two show what vmap over clients cannot do, and take less memory than a whole block.
         two = with_executor(components, executor, min(2, len(components.rows)))
         try:

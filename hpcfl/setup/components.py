@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,8 @@ class Components:
 
         Raises:
             JobError: the model cannot be trained for many clients at once, as the job wants; lanes
-            without a GPU; or the executor is ``auto``, which is resolved when a run starts.
+            or Triton without a GPU; Triton is not installed; or the executor is ``auto``, which is
+            resolved when a run starts.
         """
         shared = [field.shared for field in self.schema.client_state.fields]
         return self._executor(Sequential(self.algorithm, gradient, self.descent), shared=shared)
@@ -288,12 +290,17 @@ class Components:
             return one
         if job.executor == "auto":
             raise JobError(
-                "executor: auto is chosen when a run begins; say sequential, block or lanes"
+                "executor: auto is chosen when a run begins; say sequential, block, triton or lanes"
             )
-        if job.executor == "lanes" and self.device.type != "cuda":
+        if job.executor in ("lanes", "triton") and self.device.type != "cuda":
             raise JobError(
-                "executor: found lanes on a CPU, and lanes need a GPU; say executor=sequential, or "
-                "executor=block"
+                f"executor: found {job.executor} on a CPU, and it needs a GPU; say "
+                "executor=sequential, or executor=block"
+            )
+        if job.executor == "triton" and find_spec("triton") is None:
+            raise JobError(
+                "executor: found triton, but Triton is not installed; a CUDA build of torch for "
+                "Linux brings it; or say executor=block"
             )
         if job.executor == "lanes" and self.concurrent_clients > MAX_BLOCK_SIZE:
             raise JobError(
@@ -312,6 +319,7 @@ class Components:
                 self.x0,
                 shared=shared,
                 size=self.concurrent_clients,
+                triton=job.executor == "triton",
             )
         except HpcflError:
             raise

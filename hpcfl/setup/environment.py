@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from hpcfl.local.triton_kernels.blocks import VERSION
 from hpcfl.version import __version__
 
 # A change of one of these between two starts may change the bits of the results.
 KEYS_OF_BITS = (
     *("hpcfl", "python", "torch", "numpy", "h5py", "mpi4py"),
-    *("processor", "simd", "device", "gpu", "cuda", "cudnn"),
+    *("processor", "simd", "device", "gpu", "cuda", "cudnn", "triton"),
 )
 # With ``reduction: fast`` also the number of ranks, and the library that sums.
 KEYS_OF_FAST_BITS = ("ranks", "summed_by")
@@ -54,6 +55,13 @@ def packages() -> dict[str, str]:
         if package.name and not imported.isdisjoint(folders):  # a broken one may have no name
             found.setdefault(package.name, package.version)
     return dict(sorted(found.items()))
+
+
+def triton_version() -> str:
+    """The versions of Triton and of the table of block sizes, for a run that computes by it."""
+    from triton import __version__ as installed
+
+    return f"{installed}, table {VERSION}"
 
 
 def change_warnings(

@@ -17,8 +17,9 @@ import scale
 import scaling
 import store
 from common import Measurement, take_turns
-from hpcfl.errors import HpcflError
+from hpcfl.errors import HpcflError, JobError
 from hpcfl.job.schema import load
+from hpcfl.plan.timed_rounds import build_timed_run
 from tests.parallel.harness import find_mpirun
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,23 @@ def test_gpu_measures_a_method_with_client_states(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     assert gpu.command(["--rehearse", "--json", str(path)]) == 0
     assert '"lenet_fedhbm, float32"' in path.read_text()
+
+
+def test_an_executor_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
+    def build(loaded, *others):
+        if loaded.job.executor == "block":
+            raise JobError("blocks cannot train it")
+        return build_timed_run(loaded, *others)
+
+    monkeypatch.setattr(gpu, "build_timed_run", build)
+    monkeypatch.setattr(gpu, "WORKS", {"linear": gpu.WORKS["linear"]})
+    monkeypatch.setitem(gpu.PRECISIONS, "cpu", ("float32",))
+    monkeypatch.setattr(gpu, "TURNS", 1)
+    file = tmp_path / "x.json"
+    assert gpu.command(["--rehearse", "--json", str(file)]) == 1
+    assert "linear, float32: failed: blocks cannot train it" in capsys.readouterr().out
+    sides = [figure["side"] for figure in json.loads(file.read_text())["figures"]]
+    assert sides == ["sequential", "bare loop"]
 
 
 def test_peers_names_what_is_missing(capsys):

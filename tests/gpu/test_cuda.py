@@ -114,28 +114,39 @@ def test_nccl_on_one_rank(tmp_path, job):
     assert np.array_equal(np.load(npz)["x"], alone.x.numpy())
 
 
-@pytest.mark.parametrize("executor", ["sequential", "block", "lanes"])
+WORK = BenchWork(users=9, samples=21, cohort=7, batch=5, rate=0.02)
+ON_RANKS = [
+    ("linear", "float32", {"algorithm": {"name": "fedhbm"}}),
+    ("linear", "bf16", {"algorithm": {"name": "scaffold"}}),
+    ("cnn", "float32", {}),
+    ("lenet", "float32", {"algorithm": {"name": "mime"}}),
+    ("lenet", "tf32", {}),
+    ("lenet", "bf16", {}),
+    ("lenet", "float32", {"local.clip": 0.1}),
+    ("lenet", "float32", {"algorithm": {"name": "mofedsam"}}),
+    ("resnet20", "float32", {}),
+    ("resnet20", "bf16", {"local.clip": 0.1}),
+    ("char_lstm", "float32", {}),
+    ("char_lstm", "bf16", {"algorithm": {"name": "fedsam"}}),
+]
+BY_TRITON = [  # a model with each kernel, in each precision
+    ("lenet", "tf32", {"algorithm": {"name": "fedhbm"}}),
+    ("resnet20", "float32", {}),
+    ("resnet20", "bf16", {"local.clip": 0.1}),
+    ("char_lstm", "tf32", {"algorithm": {"name": "fedsam"}}),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "precision", "settings"),
+    ("executor", "model", "precision", "settings"),
     [
-        ("linear", "float32", {"algorithm": {"name": "fedhbm"}}),
-        ("linear", "bf16", {"algorithm": {"name": "scaffold"}}),
-        ("cnn", "float32", {}),
-        ("lenet", "float32", {"algorithm": {"name": "mime"}}),
-        ("lenet", "tf32", {}),
-        ("lenet", "bf16", {}),
-        ("lenet", "float32", {"local.clip": 0.1}),
-        ("lenet", "float32", {"algorithm": {"name": "mofedsam"}}),
-        ("resnet20", "float32", {}),
-        ("resnet20", "bf16", {"local.clip": 0.1}),
-        ("char_lstm", "float32", {}),
-        ("char_lstm", "bf16", {"algorithm": {"name": "fedsam"}}),
+        *((name, *case) for name in ("sequential", "block", "lanes") for case in ON_RANKS),
+        *(("triton", *case) for case in BY_TRITON),
     ],
 )
 def test_two_ranks_on_one_gpu_have_the_same_bits(tmp_path, executor, model, precision, settings):
     """In a block, a client has another place on two ranks than on one."""
-    work = BenchWork(users=9, samples=21, cohort=7, batch=5, rate=0.02)
-    job = random_job(tmp_path, Subject(model, precision), work, "cuda")
+    job = random_job(tmp_path, Subject(model, precision), WORK, "cuda")
     job |= {"rounds": 3, "executor": executor, "comm": {"backend": "gloo"}}
     if executor != "sequential":
         job["block_size"] = 4
@@ -148,6 +159,16 @@ def test_two_ranks_on_one_gpu_have_the_same_bits(tmp_path, executor, model, prec
     assert done.returncode == 0, done.stderr
     hpcfl.export(tmp_path / "two", tmp_path / "two.npz")
     assert np.array_equal(np.load(tmp_path / "two.npz")["x"], alone.x.numpy())
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet20"])
+def test_triton_trains_the_model_of_the_cpu(tmp_path, model):
+    """Its kernels, replayed as graphs."""
+    job = random_job(tmp_path, Subject(model, "float32"), WORK, "cpu") | {"rounds": 3}
+    cpu = hpcfl.run(job, out=tmp_path / "cpu")
+    here = ["device=cuda", "executor=triton", "block_size=4"]
+    found = hpcfl.run(job, here, out=tmp_path / "cuda")
+    torch.testing.assert_close(found.x, cpu.x, rtol=1e-3, atol=1e-4)
 
 
 ALGORITHMS = ["fedavg", "fedhbm", "scaffold", "mime", "fedmim", "localghb", "fedsam", "feddyn"]
@@ -167,7 +188,7 @@ def test_many_clients_at_once(tmp_path, job, algorithm, precision, executor):
     torch.testing.assert_close(first.x, one.x, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("executor", ["block", "lanes", "auto"])
+@pytest.mark.parametrize("executor", ["block", "triton", "lanes", "auto"])
 @pytest.mark.parametrize("model", ["lenet", "resnet20", "cnn_pfl"])
 def test_images_of_many_clients_give_the_same_bits_twice(tmp_path, model, executor):
     draw = np.random.default_rng(0)
