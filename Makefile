@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # These start ranks or faults of their own: a file on one worker; the Slurm cluster on none.
 # The longest file comes first, or one worker would wait for the other at the end.
 RANKS := tests/golden tests/faults tests/parallel
-APART := $(RANKS) tests/slurm tests/triton
+APART := $(RANKS) tests/slurm tests/triton_kernels
 
 # What bfloat16 touches.  On a newer processor these run once more as if it had AVX2 alone.
 BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
@@ -99,7 +99,7 @@ ranks: $(STAMP)  ## Tests under mpirun, and the faults
 
 # A process of their own: Triton reads once whether it interprets its kernels.
 triton: $(STAMP)  ## Tests of the Triton kernels, interpreted and compiled
-	$(BIN)/pytest -q -n 2 tests/triton
+	$(BIN)/pytest -q -n 2 tests/triton_kernels
 
 long: $(STAMP)  ## The checks and all tests in their long form: hours
 	HPCFL_HOSTILE=20 $(MAKE) --no-print-directory --keep-going test

@@ -3,7 +3,7 @@
 #
 #   tests/gpu/run.sh [--rehearse]
 #
-# The tests are those of tests/gpu, and of tests/triton, whose kernels run on the GPU then.
+# The tests are those of tests/gpu, and of tests/triton_kernels, whose kernels run on the GPU then.
 # PYTHON (python3) must have torch. Packages that it lacks are taken from wheels/*.whl, anew when
 # these have changed; nothing is installed into it. Results are kept in runs/gpu, or RESULTS: tests.log and bench.json. Each call
 # ends after about 8 minutes, and the next one continues: first the tests, then the figures.
@@ -56,7 +56,7 @@ status=0 state=$(git describe --always --dirty --abbrev=40 2>/dev/null || echo n
 if [ "${1-}" != --rehearse ] && [ "$(cat "$results/tests.passed" 2>/dev/null)" != "$state" ]; then
   # A failure keeps no one from the figures: the next call runs the failed tests again.
   timeout "${minutes}m" "$python" -m pytest -q --last-failed -o "cache_dir=$results/$state" \
-    tests/gpu tests/triton 2>&1 | tee "$results/tests.log" || status=$?
+    tests/gpu tests/triton_kernels 2>&1 | tee "$results/tests.log" || status=$?
   [ "$status" != 0 ] || echo "$state" > "$results/tests.passed"
 fi
 left=$((60 * minutes - (SECONDS - begun)))

@@ -4,7 +4,7 @@ Block sizes fix the order in which a kernel sums, and so a client's bits: nothin
 run lasts.  They are chosen from the resources that the compiled kernels use, and not measured: no
 GPU has run them yet.  They hold for all GPUs from compute capability 8.0 on: every kernel fits into
 the 99 KiB of shared memory that the smallest of them has, and spills no registers
-(``tests/triton/test_compile.py``).
+(``tests/triton_kernels/test_compile.py``).
 """
 
 from typing import NamedTuple
