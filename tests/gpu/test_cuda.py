@@ -46,6 +46,18 @@ def test_a_gpu_gives_the_same_bits_twice_and_the_cpus_model(tmp_path, job):
     torch.testing.assert_close(first.x, cpu.x, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["fedhbm", "scaffold"])
+def test_states_in_the_gpus_memory_change_no_bit(tmp_path, job, method):
+    """Nor does a resume, whose states are those of the disk."""
+    words = ["device=cuda", f"algorithm={{name: {method}}}"]
+    kept = hpcfl.run(job, [*words, "rounds=12"], out=tmp_path / "kept")
+    gone = hpcfl.run(job, [*words, "rounds=12", "store.cache_gib=0"], out=tmp_path / "gone")
+    hpcfl.run(job, [*words, "rounds=7"], out=tmp_path / "resumed")
+    resumed = hpcfl.resume(tmp_path / "resumed", ["rounds=12"])
+    assert torch.equal(kept.x, gone.x)
+    assert torch.equal(kept.x, resumed.x)
+
+
 def images(tmp_path):
     """Files of a small CIFAR-10, and the data section of a job."""
     draw = np.random.default_rng(0)
