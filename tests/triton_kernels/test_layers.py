@@ -134,6 +134,7 @@ class Beside(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*_scaled_dot_product_flash_attention_for_cpu")
 def test_other_layers_between_kernels_are_those_of_blocks(device, tf32):
     """Of images channels last in memory, which some functions refuse inside vmap."""
+    torch.manual_seed(0)
     others = Beside(
         nn.BatchNorm2d(4),
         nn.BatchNorm2d(4).eval(),
@@ -156,7 +157,7 @@ def test_other_layers_between_kernels_are_those_of_blocks(device, tf32):
 
 def require_close(found, expected, device):
     """Compare losses and gradients up to rounding."""
-    rounding = 3e-7 if device == "cpu" else 1e-2  # tf32 there
+    rounding = 1e-6 if device == "cpu" else 1e-2  # tf32 there
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() <= rounding * other.abs().max()
 
