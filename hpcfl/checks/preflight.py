@@ -18,6 +18,7 @@ from hpcfl.checks.model import (
     check_normalization,
     probability_notes,
 )
+from hpcfl.checks.padding import padding_notes
 from hpcfl.checks.trial import Trial
 from hpcfl.errors import JobError
 from hpcfl.setup.choose_executor import check_executor
@@ -41,7 +42,7 @@ def check_components(components: Components) -> tuple[str, ...]:
     """
     notes = (*check_sizes(components), *check_classes(components))
     check_executor(components)
-    return notes
+    return (*notes, *padding_notes(components))
 
 
 def check_sizes(components: Components) -> tuple[str, ...]:

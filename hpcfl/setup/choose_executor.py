@@ -4,7 +4,7 @@ No clock takes part: the same job gets the same executor, and so the same bits, 
 on any number of ranks.  The figures behind the rule are those of docs/benchmarks.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -14,13 +14,14 @@ from torch import nn
 from hpcfl.errors import ClientError, JobError
 from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import Executor
+from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.setup.components import Components
 
 # On a CPU, larger blocks and smaller models than these are faster than one client at a time.
 LEAST_CLIENTS, MOST_PARAMETERS = 8, 100_000
-_MANY_CLIENTS = ("block", "triton", "lanes")  # executors of many clients at once
+MANY_CLIENTS = ("block", "triton", "lanes")  # executors that pad batches
 
 
 def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[Components, str]:
@@ -37,7 +38,7 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
     size = components.job.block_size
     if begun_run is not None:
         job = load_run(begun_run).job
-        if job.executor in _MANY_CLIENTS:  # another size may be refused as another job
+        if job.executor in MANY_CLIENTS:  # another size may be refused as another job
             kept = with_executor(components, job.executor, size or job.block_size)
             return kept, _line(job.executor)
         return with_executor(components, "sequential", None), _line(job.executor)
@@ -101,7 +102,7 @@ def check_executor(components: Components) -> None:
             check, round 1 would fail.
     """
     executor = components.job.executor
-    if executor in _MANY_CLIENTS:
+    if executor in MANY_CLIENTS:
         # Two show what vmap over clients cannot do, and take less memory than a whole block.
         two = with_executor(components, executor, min(2, len(components.rows)))
         try:
@@ -120,22 +121,30 @@ def step_timer(components: Components, executor: Executor, clients: int) -> Call
         executor: that trains them.
         clients: how many, from client 0 on; ids repeat where the job has fewer.
     """
-    algorithm, pool, x0 = components.algorithm, components.clients, components.x0
-    message = algorithm.broadcast(algorithm.init_server(x0))
+    pool, x0 = components.clients, components.x0
     ids = [client % len(pool) for client in range(clients)]
-    states = [components.first_state(client) for client in ids]
-    full_grad = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
 
     def train() -> float:
         tasks = [pool.task(client, 0, steps=1) for client in ids]
-        tasks = [
-            task._replace(client=task.client._replace(full_grad=full_grad, cohort_grad=full_grad))
-            for task in tasks
-        ]
         began = perf_counter()
-        executor.train(message, tasks, states)
+        train_once(components, executor, tasks)
         if x0.device.type == "cuda":
             torch.cuda.synchronize(x0.device)
         return perf_counter() - began
 
     return train
+
+
+def train_once(
+    components: Components, executor: Executor, tasks: Sequence[ClientTask]
+) -> list[ClientResult]:
+    """Train clients from the initial model and their first states, with full gradients of zero."""
+    algorithm, x0 = components.algorithm, components.x0
+    message = algorithm.broadcast(algorithm.init_server(x0))
+    states = [components.first_state(task.client_id) for task in tasks]
+    zero = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
+    known = [
+        task._replace(client=task.client._replace(full_grad=zero, cohort_grad=zero))
+        for task in tasks
+    ]
+    return executor.train(message, known, states)
