@@ -97,7 +97,7 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
     for t in range(job.rounds):
-        members = job.cohort.draw(t, population, job.seed)
+        members = components.participation(t).members
         visits += len(members)
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
@@ -109,15 +109,16 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
 
 def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
     """[ranks], the most clients of one cohort, or group of the warm start, that the rank trains."""
-    job, ranks, work = components.job, len(usage.most_owned), components.examples_per_round
+    job, ranks = components.job, len(usage.most_owned)
     if job.balance == "owner":
         return usage.most_owned
     most = np.zeros(ranks, np.int64)
     examples = np.array(components.clients.examples, dtype=np.int64)
-    cohorts = (job.cohort.draw(t, len(components.rows), job.seed) for t in range(job.rounds))
-    groups = ((members, examples) for members in components.warm_start_groups)
-    for members, sizes in chain(groups, ((members, work) for members in cohorts)):
-        trainer = assign_trainers(usage.owner[members], sizes[members], ranks)
+    rounds = range(job.rounds)
+    cohorts = ((components.participation(t).members, components.work_in(t)) for t in rounds)
+    groups = ((members, examples[members]) for members in components.warm_start_groups)
+    for members, sizes in chain(groups, cohorts):
+        trainer = assign_trainers(usage.owner[members], sizes, ranks)
         most = np.maximum(most, np.bincount(trainer, minlength=ranks))
     return most
 
