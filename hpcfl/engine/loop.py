@@ -81,10 +81,12 @@ def run_round(
         DivergedError: an upload or the server is not finite.
     """
     algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
-    members, steps, _ = schedule.participation(t)
+    members, steps, wait = schedule.participation(t)
     size = len(members)
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
     record |= training.clients.work_of(members, steps)
+    if run.clock is not None and wait is not None:
+        record |= run.clock.pass_round(wait)
     cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     if not size:
         timer.mark("sample")

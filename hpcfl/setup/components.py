@@ -32,7 +32,7 @@ from hpcfl.engine.statistics import (
     personal_point,
     statistics_in,
 )
-from hpcfl.engine.timing import RoundTimer
+from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool
@@ -169,11 +169,8 @@ class Components:
         return self.clients.examples_per_round + self.schema.points * sizes
 
     @cached_property
-    def participation(self) -> Callable[[int], Participation]:
-        """From a round to who takes part in it.
-
-        Two rounds are cached: states of the next one are prefetched during this one.
-        """
+    def participants(self) -> Participants:
+        """Who takes part in a round, by cohorts and devices."""
         pool, job = self.clients, self.job
         sizes = np.array(pool.examples, dtype=np.int64)
         each, before = self.schema.gradients, self.schema.points * sizes
@@ -185,7 +182,15 @@ class Components:
             each * pool.examples_per_round + before,
             lambda client, steps: each * pool.examples_in(client, steps) + int(before[client]),
         )
-        return lru_cache(2)(Participants(job.cohort, job.devices, len(pool), job.seed, visits))
+        return Participants(job.cohort, job.devices, len(pool), job.seed, visits)
+
+    @cached_property
+    def participation(self) -> Callable[[int], Participation]:
+        """From a round to who takes part in it.
+
+        Two rounds are cached: states of the next one are prefetched during this one.
+        """
+        return lru_cache(2)(self.participants)
 
     def left_out(self, round: int) -> tuple[IntArray, IntArray]:
         """[K], local steps, and examples in them, that clients leave out to meet a deadline.
@@ -565,4 +570,5 @@ def build_run(
         hooks=hooks,
         signals=signals,
         timer=RoundTimer(comm.rank, comm.size, c.device),
+        clock=None if job.devices is None else SimulatedClock(),
     )
