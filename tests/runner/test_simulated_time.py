@@ -159,7 +159,9 @@ def test_devices_that_cannot_be_are_one_line(job, refused, tmp_path, settings, s
 def test_a_plan_has_the_time_of_the_run(job, play, hpcfl):
     seconds = log(play("run", *MANY))[-1]["simulated_s"]
     said = hpcfl("plan", job, *MANY).text.split("devices")[1].split("local work")[0]
-    assert f"all rounds take {seconds:.1f} s" in " ".join(said.replace("|", " ").split())
+    assert f"count in a round; {seconds:.1f} s simulated in all" in " ".join(
+        said.replace("|", " ").split()
+    )
     lines = hpcfl("check", job, *MANY, "--data").out
     assert any(line.startswith("devices     a round takes ") for line in lines)
 
