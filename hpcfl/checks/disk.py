@@ -10,6 +10,7 @@ from rich.filesize import decimal
 
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.engine.dry_round import nbytes
+from hpcfl.engine.timing import SimulatedClock
 from hpcfl.errors import JobError
 from hpcfl.setup.components import Components
 from hpcfl.store.row_allocator import most_bytes
@@ -30,6 +31,10 @@ class ScheduleUsage(NamedTuple):
     """[N], the rank of every client."""
     visits: int
     """The sum of the sizes of all cohorts."""
+    asked: int
+    """The sum of the clients that are asked; 0 without devices."""
+    simulated_s: float
+    """The simulated time of all rounds; 0 without devices."""
     seen: IntArray
     """[ranks], clients that take part at least once."""
     most_owned: IntArray
@@ -62,8 +67,26 @@ def check_clients(components: Components, usage: ScheduleUsage) -> None:
     Raises:
         JobError: they are.
     """
-    if components.job.rounds and not usage.visits and not components.warm_start_groups:
+    devices = components.job.devices
+    if not components.job.rounds or usage.visits or components.warm_start_groups:
+        return
+    if devices is None:
         raise JobError("cohort: none of the rounds has a client; raise cohort.p, or rounds")
+    if not usage.asked:
+        raise JobError(
+            "devices.available: none of the rounds has a client that is available and in its "
+            "cohort; raise devices.available, the cohorts, or rounds"
+        )
+    fastest = float(components.participants.typical().min())
+    if devices.deadline_s is not None and fastest > devices.deadline_s:
+        raise JobError(
+            f"devices.deadline_s: found {devices.deadline_s:g}, but the fastest client takes "
+            f"{fastest:.4g} s; raise it, or make clients faster"
+        )
+    raise JobError(
+        f"devices: none of the {usage.asked} clients that the rounds ask answers in time; lower "
+        "devices.fails, or raise devices.deadline_s or rounds"
+    )
 
 
 def check_disk_space(needed: DiskBudget, folder: Path) -> None:
@@ -91,33 +114,46 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
     """
     job, population = components.job, len(components.rows)
     owner = assign_owners(components.clients.examples, ranks)
-    visits, most, between = 0, np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    visits, asked, clock = 0, 0, SimulatedClock()
+    most, between = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     seen, recent = np.zeros(population, np.bool_), np.zeros(population, np.bool_)
     for members in components.warm_start_groups:
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
     for t in range(job.rounds):
-        members = job.cohort.draw(t, population, job.seed)
+        members, _, wait = components.participation(t)
+        if wait is not None:
+            clock.pass_round(wait)
+            asked += wait.asked
         visits += len(members)
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
         if job.checkpoint.due(t + 1, job.rounds):
             between = np.maximum(between, np.bincount(owner[recent], minlength=ranks))
             recent[:] = False
-    return ScheduleUsage(owner, visits, np.bincount(owner[seen], minlength=ranks), most, between)
+    return ScheduleUsage(
+        owner,
+        visits,
+        asked,
+        clock.seconds,
+        np.bincount(owner[seen], minlength=ranks),
+        most,
+        between,
+    )
 
 
 def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
     """[ranks], the most clients of one cohort, or group of the warm start, that the rank trains."""
-    job, ranks, work = components.job, len(usage.most_owned), components.examples_per_round
+    job, ranks = components.job, len(usage.most_owned)
     if job.balance == "owner":
         return usage.most_owned
     most = np.zeros(ranks, np.int64)
     examples = np.array(components.clients.examples, dtype=np.int64)
-    cohorts = (job.cohort.draw(t, len(components.rows), job.seed) for t in range(job.rounds))
-    groups = ((members, examples) for members in components.warm_start_groups)
-    for members, sizes in chain(groups, ((members, work) for members in cohorts)):
-        trainer = assign_trainers(usage.owner[members], sizes[members], ranks)
+    rounds = range(job.rounds)
+    cohorts = ((components.participation(t).members, components.work_in(t)) for t in rounds)
+    groups = ((members, examples[members]) for members in components.warm_start_groups)
+    for members, sizes in chain(groups, cohorts):
+        trainer = assign_trainers(usage.owner[members], sizes, ranks)
         most = np.maximum(most, np.bincount(trainer, minlength=ranks))
     return most
 

@@ -74,7 +74,8 @@ class Balance:
         draw: round -> its cohort.
         rounds: of the run.
         owner: [N], the rank that owns each client.
-        work: [N], positive, examples in a round of each client; None: owners train.
+        work: round -> [K], positive, examples in the round of each member of its cohort; None:
+            owners train.
         rank: whose assignments are computed.
         ranks: their number.
     """
@@ -84,7 +85,7 @@ class Balance:
         draw: Callable[[int], IntArray],
         rounds: int,
         owner: IntArray,
-        work: IntArray | None,
+        work: Callable[[int], IntArray] | None,
         rank: int,
         ranks: int,
     ) -> None:
@@ -100,7 +101,7 @@ class Balance:
         members = self._draw(round)
         owner = trainer = self._owner[members]
         if self._work is not None:
-            trainer = assign_trainers(owner, self._work[members], self._ranks)
+            trainer = assign_trainers(owner, self._work(round), self._ranks)
         moved = np.flatnonzero(owner != trainer)
         columns = (members[moved], owner[moved], trainer[moved])
         return Assignment(

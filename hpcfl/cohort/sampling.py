@@ -17,7 +17,7 @@ from hpcfl.types import Count, Fraction, IntArray, PathText, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sized(Section):
+class Sized(Section):
     """Cohorts of one size."""
 
     size: Count
@@ -37,15 +37,19 @@ class _Sized(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform(_Sized):
+class Uniform(Sized):
     """``size`` clients, without replacement."""
 
     kind: Literal["uniform"] = "uniform"
 
-    def draw(self, round: int, population: int, seed: int) -> IntArray:
-        """The round's clients, ascending."""
-        chosen = stream(seed, "cohort", round).choice(population, self.size, replace=False)
-        return np.sort(chosen.astype(np.int64))
+    def draw(
+        self, round: int, population: int, seed: int, available: IntArray | None = None
+    ) -> IntArray:
+        """The round's clients, ascending: out of all, or of those ``available``, or all of them."""
+        ids = np.arange(population) if available is None else available
+        size = min(self.size, len(ids))
+        chosen = stream(seed, "cohort", round).choice(len(ids), size, replace=False)
+        return np.sort(ids[chosen])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,22 +67,26 @@ class Bernoulli(Section):
     def check(self, population: int, rounds: int) -> None:
         """Any population is valid; a run refuses cohorts that all turn out empty."""
 
-    def draw(self, round: int, population: int, seed: int) -> IntArray:
-        """The round's clients, ascending."""
+    def draw(
+        self, round: int, population: int, seed: int, available: IntArray | None = None
+    ) -> IntArray:
+        """The round's clients, ascending; none that is not ``available``."""
         present = stream(seed, "cohort", round).random(population) < self.p
-        return np.flatnonzero(present).astype(np.int64)
+        return _present(np.flatnonzero(present), available)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cyclic(_Sized):
+class Cyclic(Sized):
     """Round t takes clients t * size to (t + 1) * size - 1, modulo the population."""
 
     kind: Literal["cyclic"] = "cyclic"
 
-    def draw(self, round: int, population: int, seed: int) -> IntArray:
-        """The round's clients, ascending."""
+    def draw(
+        self, round: int, population: int, seed: int, available: IntArray | None = None
+    ) -> IntArray:
+        """The round's clients, ascending; none that is not ``available``."""
         members: IntArray = (round * self.size + np.arange(self.size)) % population
-        return np.sort(members)
+        return _present(np.sort(members), available)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +147,16 @@ class Replay(Section):
         if not any(self.cohorts):
             raise JobError("cohort.rounds: every cohort is empty")
 
-    def draw(self, round: int, population: int, seed: int) -> IntArray:
-        """The round's clients, ascending."""
-        return np.sort(np.asarray(self.cohorts[round], dtype=np.int64))
+    def draw(
+        self, round: int, population: int, seed: int, available: IntArray | None = None
+    ) -> IntArray:
+        """The round's clients, ascending; none that is not ``available``."""
+        return _present(np.sort(np.asarray(self.cohorts[round], dtype=np.int64)), available)
+
+
+def _present(clients: IntArray, available: IntArray | None) -> IntArray:
+    """Those of the clients that are available; all where None says nothing of it."""
+    return clients if available is None else clients[np.isin(clients, available)]
 
 
 CohortConfig = Annotated[Uniform | Bernoulli | Cyclic | Replay, Discriminator("kind")]

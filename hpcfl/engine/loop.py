@@ -81,10 +81,12 @@ def run_round(
         DivergedError: an upload or the server is not finite.
     """
     algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
-    members = schedule.draw(t)
+    members, steps, wait = schedule.participation(t)
     size = len(members)
     record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
-    record |= training.clients.work_of(members)
+    record |= training.clients.work_of(members, steps)
+    if run.clock is not None and wait is not None:
+        record |= run.clock.pass_round(wait)
     cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     if not size:
         timer.mark("sample")
@@ -98,7 +100,7 @@ def run_round(
     # The reads of this round in their order, full gradients first, and those of the next round.
     training.clients.prefetch([*mine * passes, *schedule.my_clients(t + 1)])
     weights = [float(training.weights[i]) for i in mine]
-    tasks = training.clients.tasks(mine, t)
+    tasks = training.clients.tasks(mine, t, steps)
     timer.mark("sample")
     cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, local_values)
     prepared = algorithm.prepare(server, cohort)

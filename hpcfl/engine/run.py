@@ -13,17 +13,18 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.assignment import Assignment
+from hpcfl.cohort.participation import Participation
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import RoundSchema
-from hpcfl.engine.timing import RoundTimer
+from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.executor import Executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.signals import Signals
-from hpcfl.types import IntArray, Record, Vector
+from hpcfl.types import Record, Vector
 
 
 class CheckpointState(NamedTuple):
@@ -82,8 +83,8 @@ class Schedule:
     """The plan of all rounds; the same on every rank, except for ``assignment``."""
 
     rounds: int
-    draw: Callable[[int], IntArray]
-    """From a round, counted from zero, to the ids of its cohort, ascending."""
+    participation: Callable[[int], Participation]
+    """From a round, counted from zero, to who takes part in it, and how."""
     assignment: Callable[[int], Assignment]
     """From a round to the clients of this rank; to none after the last round."""
     local_lr: Callable[[int], float]
@@ -140,3 +141,5 @@ class Run:
     hooks: RunHooks
     signals: Signals
     timer: RoundTimer
+    clock: SimulatedClock | None
+    """Of the clients' devices; None where the job has none."""

@@ -82,7 +82,7 @@ def measure_costs(loaded: LoadedJob, comm: Comm, dataset: Dataset | None = None)
 
 def _rounds(timed: TimedRun, folder: Path, *, show_progress: bool) -> list[float]:
     """The seconds of a step, of a client besides its steps, of a round besides its clients."""
-    steps, run = work(timed.components).steps, timed.run
+    asked, run = work(timed.components), timed.run
     rounds = _timed_rounds(TimedRounds(run, 1), run.schedule.rounds)
     for _ in track(rounds, "plan --measure: rounds", thread=False) if show_progress else rounds:
         pass
@@ -93,7 +93,7 @@ def _rounds(timed: TimedRun, folder: Path, *, show_progress: bool) -> list[float
             f"rounds: found {run.schedule.rounds}, expected 2 at least that have a client: the "
             f"first warms up; set rounds={ROUNDS + 1}, and larger cohorts where most are empty"
         )
-    done = [int(steps[run.schedule.draw(r["round"] - 1)].sum()) for r in records]
+    done = [int(asked.in_round(r["round"] - 1)[1].sum()) for r in records]
     beyond = ("sample_s", "read_s", "write_s")
     return [
         median(r["compute_s"] / n for r, n in zip(records, done, strict=True)),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Algorithm, Message, RandomInit
 from hpcfl.cohort.assignment import Assignment, Balance, in_groups
+from hpcfl.cohort.participation import Participation
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.fast import FastReduction
@@ -22,7 +23,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round
+from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round, traffic
 from hpcfl.engine.hook_rules import hook_advice
 from hpcfl.engine.run import Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.statistics import (
@@ -32,11 +33,12 @@ from hpcfl.engine.statistics import (
     personal_point,
     statistics_in,
 )
-from hpcfl.engine.timing import RoundTimer
+from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
+from hpcfl.local.devices import Participants, Visits
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor, lane_executor
 from hpcfl.local.fine_tuning import FineTuning, Start
@@ -161,11 +163,55 @@ class Components:
         sizes = np.array(self.clients.examples, dtype=np.float64)
         return sizes if self.job.weights == "examples" else np.ones_like(sizes)
 
-    @property
+    @cached_property
     def examples_per_round(self) -> IntArray:
         """[N], the examples of a round of every client, once for each full gradient too."""
         sizes = np.array(self.clients.examples, dtype=np.int64)
         return self.clients.examples_per_round + self.schema.points * sizes
+
+    @cached_property
+    def participants(self) -> Participants:
+        """Who takes part in a round, by cohorts and devices."""
+        pool, job = self.clients, self.job
+        sizes = np.array(pool.examples, dtype=np.int64)
+        each, before = self.schema.gradients, self.schema.points * sizes
+        bytes_ = traffic(self.algorithm, self.schema)
+        visits = Visits(
+            bytes_.down,
+            bytes_.up,
+            pool.steps_per_round,
+            each * pool.examples_per_round + before,
+            lambda client, steps: each * pool.examples_in(client, steps) + int(before[client]),
+        )
+        return Participants(job.cohort, job.devices, len(pool), job.seed, visits)
+
+    @cached_property
+    def participation(self) -> Callable[[int], Participation]:
+        """From a round to who takes part in it.
+
+        Two rounds are cached: states of the next one are prefetched during this one.
+        """
+        return lru_cache(2)(self.participants)
+
+    def left_out(self, round: int) -> tuple[IntArray, IntArray]:
+        """[K], local steps, and examples in them, that clients leave out to meet a deadline.
+
+        Of each client that takes part in ``round``.
+        """
+        members, steps, _ = self.participation(round)
+        less = np.zeros((2, len(members)), dtype=np.int64)
+        for client, taken in steps.items():
+            less[:, np.searchsorted(members, client)] = (
+                self.clients.steps_per_round[client] - taken,
+                self.clients.examples_in(client, None) - self.clients.examples_in(client, taken),
+            )
+        return less[0], less[1]
+
+    def work_in(self, round: int) -> IntArray:
+        """[K], the ``examples_per_round`` of each client that takes part in ``round``."""
+        members, work = self.participation(round).members, self.examples_per_round
+        less: IntArray = work[members] - self.left_out(round)[1]
+        return less
 
     def own_model(self, store: ClientStore, client: int, x: Vector) -> Vector | None:
         """The last local model of a client, on the device; None before its first round.
@@ -478,14 +524,23 @@ def build_run(
     c, job = components, components.job
     executor = c.executor(gradient)
     full_gradients = c.full_gradients(comm)
-    # The cohorts of two rounds are cached: states of the next one are prefetched during this one.
-    draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(c.clients), job.seed))
-    work = c.examples_per_round if job.balance == "steal" else None
-    balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
-    groups = c.warm_start_groups
-    group_work = None if work is None else np.array(c.clients.examples, dtype=np.int64)
+    steal, participation = job.balance == "steal", c.participation
+    balance = Balance(
+        lambda t: participation(t).members,
+        job.rounds,
+        owner,
+        c.work_in if steal else None,
+        comm.rank,
+        comm.size,
+    )
+    groups, sizes = c.warm_start_groups, np.array(c.clients.examples, dtype=np.int64)
     group_balance = Balance(
-        groups.__getitem__, len(groups), owner, group_work, comm.rank, comm.size
+        groups.__getitem__,
+        len(groups),
+        owner,
+        (lambda group: sizes[groups[group]]) if steal else None,
+        comm.rank,
+        comm.size,
     )
 
     def group_assignment(group: int) -> Assignment:
@@ -494,7 +549,7 @@ def build_run(
         return group_balance.assignment(group)._replace(round=group - len(groups) - 1)
 
     states = c.client_states(store)
-    sends_states = work is not None and bool(c.stored_state.fields)
+    sends_states = steal and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
         schema=c.schema,
@@ -502,7 +557,7 @@ def build_run(
         warm_start_groups=WarmStartGroups([len(group) for group in groups], group_assignment),
         schedule=Schedule(
             rounds=job.rounds,
-            draw=draw,
+            participation=participation,
             assignment=balance.assignment,
             local_lr=job.local_lr,
             evaluation_due=partial(job.evaluate.due, rounds=job.rounds),
@@ -524,4 +579,5 @@ def build_run(
         hooks=hooks,
         signals=signals,
         timer=RoundTimer(comm.rank, comm.size, c.device),
+        clock=None if job.devices is None else SimulatedClock(),
     )

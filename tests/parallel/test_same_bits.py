@@ -50,6 +50,22 @@ JOBS = {
         "local": {**DIGITS["local"], "momentum": 0.9, "nesterov": True},
         **BLOCK,
     },
+    "digits-devices": {
+        **DIGITS,
+        "algorithm": SCAFFOLD_1,
+        "cohort": {"kind": "uniform", "size": 2},
+        "balance": "steal",
+        "devices": {
+            "examples_per_s": {"median": 200.0, "sigma": 1.0},
+            "down_mbps": 0.1,
+            "jitter": 0.3,
+            "available": 0.6,
+            "fails": 0.3,
+            "deadline_s": 2.5,
+            "late": "shorten",
+            "over_select": 1.5,
+        },
+    },
     "digits-bf16": {**DIGITS, "precision": "bf16"},
     "digits-fast": {**DIGITS, "reduction": "fast"},
 }
@@ -60,13 +76,14 @@ STOPPED = [
     "digits-block",
     "digits-no-cache",
     "digits-scaffold",
+    "digits-devices",
     *(n for n in JOBS if "localghb" in n),
 ]
 # More ranks than cores wait for each other by spinning, so they play fewer jobs.  What is stopped
 # and resumed on 3, 1 and 2 ranks is played on 2 without a stop in the long form alone.
 ON_RANKS = {
     2: [name for name in EXACT if LONG or name not in STOPPED],
-    3: [*LEADING, "digits-block"],
+    3: [*LEADING, "digits-block", "digits-devices"],
     4: LEADING,
 }
 STAGES = {"2, 3": [(2, 3), (3, 0)], "3, 1, 2": [(3, 2), (1, 4), (2, 0)]}  # (ranks, stop)
