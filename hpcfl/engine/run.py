@@ -13,11 +13,13 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.assignment import Assignment
+from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import RoundSchema
 from hpcfl.engine.timing import RoundTimer
+from hpcfl.evaluation.measure import Meter
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.executor import Executor
@@ -86,6 +88,8 @@ class Schedule:
     """From a round, counted from zero, to the ids of its cohort, ascending."""
     assignment: Callable[[int], Assignment]
     """From a round to the clients of this rank; to none after the last round."""
+    weights: Callable[[int, IntArray], NDArray[np.float64]]
+    """From a round and its members to the weight of each in the mean of the uploads."""
     local_lr: Callable[[int], float]
     """From a round to its local learning rate."""
     evaluation_due: Callable[[int], bool]
@@ -95,9 +99,19 @@ class Schedule:
     checkpoint_minutes: float | None
     """A checkpoint is also due so many minutes after the last one; None: never."""
 
-    def my_clients(self, round: int) -> list[int]:
-        """The members of a round's cohort that this rank trains."""
-        return self.assignment(round).trained
+
+@dataclass(frozen=True)
+class Choice:
+    """How clients are chosen by their losses, where ``Schedule`` cannot know the cohorts."""
+
+    cohort: PowerOfChoice
+    candidates: Callable[[int], IntArray]
+    """From a round to the clients that send their loss, ascending."""
+    owned: NDArray[np.bool_]
+    """[N], the clients whose loss this rank computes."""
+    meter: Meter
+    assignment: Callable[[int, IntArray], Assignment]
+    """From a round and its members to the clients of this rank."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +131,6 @@ class Training:
     clients: ClientPool
     executor: Executor
     states: ClientStates | RemoteClientStates
-    weights: NDArray[np.float64]
-    """[N], the weight of every client in the mean of the uploads."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,8 @@ class Run:
     x0: Vector
     warm_start_groups: WarmStartGroups
     schedule: Schedule
+    choice: Choice | None
+    """None where the seed determines the cohorts."""
     training: Training
     comm: Comm
     uploads: Reduction

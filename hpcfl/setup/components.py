@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Algorithm, Message, RandomInit
 from hpcfl.cohort.assignment import Assignment, Balance, in_groups
+from hpcfl.cohort.sampling import Importance, PowerOfChoice
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.fast import FastReduction
@@ -23,7 +24,7 @@ from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round
 from hpcfl.engine.hook_rules import hook_advice
-from hpcfl.engine.run import Run, RunHooks, Schedule, Training, WarmStartGroups
+from hpcfl.engine.run import Choice, Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.statistics import (
     WithStatistics,
     at_statistics,
@@ -33,6 +34,7 @@ from hpcfl.engine.statistics import (
 )
 from hpcfl.engine.timing import RoundTimer
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
+from hpcfl.evaluation.measure import Meter
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
@@ -159,6 +161,38 @@ class Components:
         """[N], the weight of every client."""
         sizes = np.array(self.clients.examples, dtype=np.float64)
         return sizes if self.job.weights == "examples" else np.ones_like(sizes)
+
+    def mean_weights(self, round: int, members: IntArray) -> NDArray[np.float64]:
+        """[K], the weight of each member of a round in the mean of the uploads.
+
+        Where clients are drawn by their weights, each counts as often as it was drawn.
+        """
+        cohort = self.job.cohort
+        if isinstance(cohort, Importance):
+            drawn = cohort.draws(round, len(self.rows), self.job.seed, weights=self.weights)
+            return np.bincount(drawn, minlength=len(self.rows))[members].astype(np.float64)
+        if isinstance(cohort, PowerOfChoice):
+            return np.ones(len(members))
+        return self.weights[members]
+
+    def draw(self, round: int) -> IntArray:
+        """The cohort of a round, ascending, as far as the seed determines it."""
+        return self.job.cohort.draw(round, len(self.rows), self.job.seed, weights=self.weights)
+
+    def draw_possible(self, round: int) -> IntArray:
+        """Those who may take part in a round: its cohort, or its candidates."""
+        cohort = self.job.cohort
+        if isinstance(cohort, PowerOfChoice):
+            return cohort.draw_candidates(
+                round, len(self.rows), self.job.seed, weights=self.weights
+            )
+        return self.draw(round)
+
+    @property
+    def places(self) -> int:
+        """Of those that ``draw_possible`` gives, how many take part at most."""
+        cohort = self.job.cohort
+        return cohort.size if isinstance(cohort, PowerOfChoice) else len(self.rows)
 
     @property
     def examples_per_round(self) -> IntArray:
@@ -470,7 +504,7 @@ def build_run(
     executor = c.executor(gradient)
     full_gradients = c.full_gradients(comm)
     # The cohorts of two rounds are cached: states of the next one are prefetched during this one.
-    draw = lru_cache(2)(lambda t: job.cohort.draw(t, len(c.clients), job.seed))
+    draw = lru_cache(2)(c.draw)
     work = c.examples_per_round if job.balance == "steal" else None
     balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
     groups = c.warm_start_groups
@@ -495,10 +529,20 @@ def build_run(
             rounds=job.rounds,
             draw=draw,
             assignment=balance.assignment,
+            weights=c.mean_weights,
             local_lr=job.local_lr,
             evaluation_due=partial(job.evaluate.due, rounds=job.rounds),
             checkpoint_due=partial(job.checkpoint.due, rounds=job.rounds),
             checkpoint_minutes=job.checkpoint.minutes,
+        ),
+        choice=None
+        if not isinstance(job.cohort, PowerOfChoice)
+        else Choice(
+            cohort=job.cohort,
+            candidates=lambda t: np.sort(c.draw_possible(t)),
+            owned=owner == comm.rank,
+            meter=Meter(gradient, c.dataset.loss, c.dataset.classes),
+            assignment=balance.of,
         ),
         training=Training(
             clients=c.clients,
@@ -506,7 +550,6 @@ def build_run(
             states=RemoteClientStates(states, c.stored_state, comm, c.device)
             if sends_states
             else states,
-            weights=c.weights,
         ),
         comm=comm,
         uploads=c.uploads(comm),

@@ -51,6 +51,13 @@ JOBS = {
         **BLOCK,
     },
     "digits-bf16": {**DIGITS, "precision": "bf16"},
+    "digits-importance": {**DIGITS, "cohort": {"kind": "importance", "size": 4}},
+    "digits-power-of-choice": {
+        **DIGITS,
+        "cohort": {"kind": "power_of_choice", "size": 3, "candidates": 6},
+        "algorithm": SCAFFOLD_1,
+        "balance": "steal",
+    },
     "digits-fast": {**DIGITS, "reduction": "fast"},
 }
 EXACT = [name for name in JOBS if name != "digits-fast"]
@@ -60,6 +67,8 @@ STOPPED = [
     "digits-block",
     "digits-no-cache",
     "digits-scaffold",
+    "digits-importance",
+    "digits-power-of-choice",
     *(n for n in JOBS if "localghb" in n),
 ]
 # More ranks than cores wait for each other by spinning, so they play fewer jobs.  What is stopped
@@ -120,6 +129,10 @@ def test_the_jobs_exercise_what_they_should(alone):
         sizes = [record["clients"] for record in found.log[1:]]
         if "lenet" in name:
             assert sizes == [4] * 5
+        elif "power" in name:
+            assert sizes == [3] * 40
+        elif "importance" in name:
+            assert {2, 3, 4} <= set(sizes)
         else:
             assert {0, 1, 2} <= set(sizes)
         kept = {"fedavg": 0, "scaffold": 1, "fedhbm": 2, "localghb": 2}[
