@@ -23,7 +23,8 @@ TABLE_ENTRY = 32  # bytes of a row in a row table: four int64
 class ScheduleUsage(NamedTuple):
     """Counts of clients and states after all rounds, on a number of ranks.
 
-    They follow from the seed alone, as cohorts do not depend on training.
+    They follow from the seed alone.  Where losses choose the clients of a round, all its candidates
+    count as seen, and as many of a rank's as there are places.
     """
 
     owner: IntArray
@@ -97,10 +98,11 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
     for t in range(job.rounds):
-        members = job.cohort.draw(t, population, job.seed)
-        visits += len(members)
+        members = components.draw_possible(t)
+        visits += min(len(members), components.places)
         seen[members] = recent[members] = True
-        most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
+        owned = np.minimum(np.bincount(owner[members], minlength=ranks), components.places)
+        most = np.maximum(most, owned)
         if job.checkpoint.due(t + 1, job.rounds):
             between = np.maximum(between, np.bincount(owner[recent], minlength=ranks))
             recent[:] = False
@@ -112,9 +114,11 @@ def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
     job, ranks, work = components.job, len(usage.most_owned), components.examples_per_round
     if job.balance == "owner":
         return usage.most_owned
+    if components.places < len(components.rows):  # any of a round's members may come to a rank
+        return np.full(ranks, components.places)
     most = np.zeros(ranks, np.int64)
     examples = np.array(components.clients.examples, dtype=np.int64)
-    cohorts = (job.cohort.draw(t, len(components.rows), job.seed) for t in range(job.rounds))
+    cohorts = map(components.draw, range(job.rounds))
     groups = ((members, examples) for members in components.warm_start_groups)
     for members, sizes in chain(groups, ((members, work) for members in cohorts)):
         trainer = assign_trainers(usage.owner[members], sizes[members], ranks)
