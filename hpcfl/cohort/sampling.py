@@ -232,7 +232,7 @@ class PowerOfChoice(_Sized):
     def __post_init__(self) -> None:
         if self.candidates < self.size:
             raise ValueError(
-                f"found {self.candidates} candidates for {self.size} places; give as many at least"
+                f"candidates: found {self.candidates}, expected {self.size} at least, the size"
             )
 
     def check(self, population: int, rounds: int) -> None:

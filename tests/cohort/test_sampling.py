@@ -158,6 +158,11 @@ def test_draws_by_weight_among_the_available(cohort):
     assert cohort.draw(0, 5, 0, few[:0], WEIGHTS).tolist() == []
 
 
+def test_fewer_candidates_than_places():
+    with pytest.raises(ValueError, match=r"^candidates: found 2, expected 3 at least, the size$"):
+        PowerOfChoice(size=3, candidates=2)
+
+
 def test_more_candidates_than_clients():
     with pytest.raises(JobError, match=r"cohort.candidates: 8 clients.* at most 7"):
         PowerOfChoice(size=3, candidates=8).check(7, 1)
