@@ -134,7 +134,7 @@ def measure(loaded: LoadedJob, folder: Path, pairs: int = PAIRS) -> Comparison:
         times, gaps = _take_turns(
             components, TimedRounds(run, rounds), BareLoop(components, run, rounds), pairs
         )
-    visits = [len(run.schedule.draw(t)) for t in range(rounds * (pairs + 1))]
+    visits = [len(run.schedule.participation(t).members) for t in range(rounds * (pairs + 1))]
     return Comparison(
         loaded.name,
         [sum(visits[k : k + rounds]) for k in range(rounds, len(visits), rounds)],
@@ -240,7 +240,8 @@ class BareLoop:
 
     def _timed_round(self, t: int) -> float:
         """Run a round; its batches are dropped with it, as those of a turn can be too large."""
-        cohort = [self._work(int(client), t) for client in self._run.schedule.draw(t)]
+        members = self._run.schedule.participation(t).members
+        cohort = [self._work(int(client), t) for client in members]
         self._wait()
         began = self._clock()
         if cohort:

@@ -98,7 +98,7 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
     for t in range(job.rounds):
-        members = components.draw_possible(t)
+        members = components.possible(t)
         visits += min(len(members), components.places)
         seen[members] = recent[members] = True
         owned = np.minimum(np.bincount(owner[members], minlength=ranks), components.places)
@@ -111,17 +111,18 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
 
 def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
     """[ranks], the most clients of one cohort, or group of the warm start, that the rank trains."""
-    job, ranks, work = components.job, len(usage.most_owned), components.examples_per_round
+    job, ranks = components.job, len(usage.most_owned)
     if job.balance == "owner":
         return usage.most_owned
     if components.places < len(components.rows):  # any of a round's members may come to a rank
         return np.full(ranks, components.places)
     most = np.zeros(ranks, np.int64)
     examples = np.array(components.clients.examples, dtype=np.int64)
-    cohorts = map(components.draw, range(job.rounds))
-    groups = ((members, examples) for members in components.warm_start_groups)
-    for members, sizes in chain(groups, ((members, work) for members in cohorts)):
-        trainer = assign_trainers(usage.owner[members], sizes[members], ranks)
+    rounds = (components.participation(t) for t in range(job.rounds))
+    cohorts = ((each.members, components.work_in(each)) for each in rounds)
+    groups = ((members, examples[members]) for members in components.warm_start_groups)
+    for members, sizes in chain(groups, cohorts):
+        trainer = assign_trainers(usage.owner[members], sizes, ranks)
         most = np.maximum(most, np.bincount(trainer, minlength=ranks))
     return most
 

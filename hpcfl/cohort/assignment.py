@@ -78,7 +78,8 @@ class Balance:
         draw: round -> its cohort.
         rounds: of the run.
         owner: [N], the rank that owns each client.
-        work: [N], positive, examples in a round of each client; None: owners train.
+        work: round -> [K], positive, examples in the round of each member of its cohort; None:
+            owners train.
         rank: whose assignments are computed.
         ranks: their number.
     """
@@ -88,7 +89,7 @@ class Balance:
         draw: Callable[[int], IntArray],
         rounds: int,
         owner: IntArray,
-        work: IntArray | None,
+        work: Callable[[int], IntArray] | None,
         rank: int,
         ranks: int,
     ) -> None:
@@ -101,13 +102,14 @@ class Balance:
     def _assignment(self, round: int) -> Assignment:
         if round >= self._rounds:
             return Assignment(round, [], [], [])
-        return self.of(round, self._draw(round))
+        work = None if self._work is None else self._work(round)
+        return self.of(round, self._draw(round), work)
 
-    def of(self, round: int, members: IntArray) -> Assignment:
-        """The assignment of this rank in a round with these members."""
+    def of(self, round: int, members: IntArray, work: IntArray | None) -> Assignment:
+        """The assignment of this rank in a round with these members and this work."""
         owner = trainer = self._owner[members]
-        if self._work is not None:
-            trainer = assign_trainers(owner, self._work[members], self._ranks)
+        if work is not None:
+            trainer = assign_trainers(owner, work, self._ranks)
         moved = np.flatnonzero(owner != trainer)
         columns = (members[moved], owner[moved], trainer[moved])
         return Assignment(

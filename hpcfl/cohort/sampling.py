@@ -24,8 +24,8 @@ Weights = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sized(Section):
-    """Cohorts of one size."""
+class _WithSize(Section):
+    """Cohorts with a key ``size``."""
 
     size: Count
     """|S|, clients of a round."""
@@ -44,7 +44,12 @@ class _Sized(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform(_Sized):
+class Sized(_WithSize):
+    """Cohorts of one size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Sized):
     """``size`` clients, without replacement."""
 
     kind: Literal["uniform"] = "uniform"
@@ -57,9 +62,11 @@ class Uniform(_Sized):
         available: IntArray | None = None,
         weights: Weights | None = None,
     ) -> IntArray:
-        """The round's clients, ascending."""
-        chosen = stream(seed, "cohort", round).choice(population, self.size, replace=False)
-        return np.sort(chosen.astype(np.int64))
+        """The round's clients, ascending: out of all, or of those ``available``, or all of them."""
+        ids = np.arange(population) if available is None else available
+        size = min(self.size, len(ids))
+        chosen = stream(seed, "cohort", round).choice(len(ids), size, replace=False)
+        return np.sort(ids[chosen])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +92,13 @@ class Bernoulli(Section):
         available: IntArray | None = None,
         weights: Weights | None = None,
     ) -> IntArray:
-        """The round's clients, ascending."""
+        """The round's clients, ascending; none that is not ``available``."""
         present = stream(seed, "cohort", round).random(population) < self.p
-        return np.flatnonzero(present).astype(np.int64)
+        return _present(np.flatnonzero(present), available)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cyclic(_Sized):
+class Cyclic(Sized):
     """Round t takes clients t * size to (t + 1) * size - 1, modulo the population."""
 
     kind: Literal["cyclic"] = "cyclic"
@@ -104,9 +111,9 @@ class Cyclic(_Sized):
         available: IntArray | None = None,
         weights: Weights | None = None,
     ) -> IntArray:
-        """The round's clients, ascending."""
+        """The round's clients, ascending; none that is not ``available``."""
         members: IntArray = (round * self.size + np.arange(self.size)) % population
-        return np.sort(members)
+        return _present(np.sort(members), available)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,12 +182,12 @@ class Replay(Section):
         available: IntArray | None = None,
         weights: Weights | None = None,
     ) -> IntArray:
-        """The round's clients, ascending."""
-        return np.sort(np.asarray(self.cohorts[round], dtype=np.int64))
+        """The round's clients, ascending; none that is not ``available``."""
+        return _present(np.sort(np.asarray(self.cohorts[round], dtype=np.int64)), available)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance(_Sized):
+class Importance(_WithSize):
     """``size`` draws with replacement, with the probabilities that ``weights`` gives.
 
     A client trains once, and counts in the mean as often as it was drawn.  The mean of a round is
@@ -217,7 +224,7 @@ class Importance(_Sized):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerOfChoice(_Sized):
+class PowerOfChoice(Sized):
     """Of ``candidates``, drawn as ``weights`` says, the ``size`` with the largest loss.
 
     Power-of-choice (Cho, Wang, Joshi, 2020), pow-d: the candidates are drawn without replacement,
@@ -272,6 +279,11 @@ class PowerOfChoice(_Sized):
         """The round's clients, ascending: those with the largest losses, or the lowest numbers."""
         order = np.lexsort((candidates, -losses))
         return np.sort(candidates[order[: self.size]])
+
+
+def _present(clients: IntArray, available: IntArray | None) -> IntArray:
+    """Those of the clients that are available; all where None says nothing of it."""
+    return clients if available is None else clients[np.isin(clients, available)]
 
 
 def _drawn(

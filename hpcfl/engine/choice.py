@@ -5,17 +5,18 @@ from typing import Any
 
 import numpy as np
 
+from hpcfl.cohort.participation import Participation
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.run import Choice, Run
 from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.errors import DivergedError
-from hpcfl.types import IntArray, Record
+from hpcfl.types import Record
 
 _LARGEST = float(np.finfo(np.float64).max)  # stands for a loss that is not finite
 
 
-def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> IntArray:
-    """Collective: the members of round ``t``, ascending, by their losses at the server's model.
+def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> Participation:
+    """Collective: who takes part in round ``t``, by the clients' losses at the server's model.
 
     Each rank computes the losses of the candidates that it owns, on all their training examples, in
     evaluation mode; one maximum over ranks makes them known, so that all ranks choose alike.
@@ -31,8 +32,6 @@ def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> Int
         DivergedError: on every rank: a loss is not finite.
     """
     candidates = choice.candidates(t)
-    if not len(candidates):
-        return candidates
     run.timer.mark("sample")
     point = at_statistics(server.x, statistics_in(server))
     own = np.flatnonzero(choice.owned[candidates])
@@ -44,14 +43,14 @@ def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> Int
     losses[own] = [loss if isfinite(loss) else _LARGEST for loss in found]
     losses = run.comm.allreduce_max(losses)
     run.timer.mark("evaluate")
-    if losses.max() == _LARGEST:
+    if losses.max(initial=0.0) == _LARGEST:
         raise DivergedError(
             f"round {t + 1}: the loss of client {candidates[losses.argmax()]} is not finite at the "
             "server's model; no client was chosen. Lower algorithm.server_lr or local.lr"
         )
-    members = choice.cohort.choose(candidates, losses)
+    participation = choice.choose(t, candidates, losses)
     record["candidates"] = len(candidates)
     # The message to the members has the model.
-    record["down_bytes"] += (len(candidates) - len(members)) * nbytes(point)
+    record["down_bytes"] += (len(candidates) - len(participation.members)) * nbytes(point)
     record["up_bytes"] += len(candidates) * point.itemsize
-    return members
+    return participation

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
 from hpcfl.cohort.assignment import NOBODY, Assignment
+from hpcfl.cohort.participation import Participation
 from hpcfl.engine.choice import choose
 from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
 from hpcfl.engine.hook_rules import require_form
@@ -20,7 +21,7 @@ from hpcfl.evaluation.score_names import OF_SERVER
 from hpcfl.local.draws import drawn
 from hpcfl.local.error_context import round_errors
 from hpcfl.signals import stopped
-from hpcfl.types import IntArray, Record
+from hpcfl.types import Record
 
 
 def run_rounds(run: Run, server: Any, start: int) -> Any:
@@ -84,9 +85,10 @@ def run_round(
     """
     algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
     record: Record = {"round": t + 1, "clients": 0, "down_bytes": 0, "up_bytes": 0}
-    members, assignment, upcoming = _cohort(run, server, t, record)
+    participation, assignment, upcoming = _participation(run, server, t, record)
+    members, steps, _ = participation
     size = record["clients"] = len(members)
-    record |= training.clients.work_of(members)
+    record |= training.clients.work_of(members, steps)
     cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     if not size:
         timer.mark("sample")
@@ -100,7 +102,7 @@ def run_round(
     # The reads of this round in their order, full gradients first, and those of the next round.
     training.clients.prefetch([*mine * passes, *upcoming.trained])
     weights = dict(zip(members.tolist(), schedule.weights(t, members).tolist(), strict=True))
-    tasks = training.clients.tasks(mine, t)
+    tasks = training.clients.tasks(mine, t, steps)
     timer.mark("sample")
     cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, local_values)
     prepared = algorithm.prepare(server, cohort)
@@ -140,15 +142,18 @@ def run_round(
     return after, record, RoundRequests.of(maxima)
 
 
-def _cohort(
+def _participation(
     run: Run, server: Any, t: int, record: Record
-) -> tuple[IntArray, Assignment, Assignment]:
-    """Collective where losses choose: a round's members, this rank's of them, and of the next."""
+) -> tuple[Participation, Assignment, Assignment]:
+    """Who takes part in a round, this rank's clients of it, and of the next one as far as known.
+
+    Collective where losses choose.
+    """
     schedule = run.schedule
     if run.choice is None:
-        return schedule.draw(t), schedule.assignment(t), schedule.assignment(t + 1)
-    members = choose(run, run.choice, server, t, record)
-    return members, run.choice.assignment(t, members), NOBODY
+        return schedule.participation(t), schedule.assignment(t), schedule.assignment(t + 1)
+    participation = choose(run, run.choice, server, t, record)
+    return participation, run.choice.assignment(t, participation), NOBODY
 
 
 def _updated(run: Run, server: Any, mean: Any, cohort: Cohort) -> Any:

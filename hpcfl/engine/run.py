@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.assignment import Assignment
-from hpcfl.cohort.sampling import PowerOfChoice
+from hpcfl.cohort.participation import Participation
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
@@ -84,8 +84,8 @@ class Schedule:
     """The plan of all rounds; the same on every rank, except for ``assignment``."""
 
     rounds: int
-    draw: Callable[[int], IntArray]
-    """From a round, counted from zero, to the ids of its cohort, ascending."""
+    participation: Callable[[int], Participation]
+    """From a round, counted from zero, to who takes part in it, and how."""
     assignment: Callable[[int], Assignment]
     """From a round to the clients of this rank; to none after the last round."""
     weights: Callable[[int, IntArray], NDArray[np.float64]]
@@ -104,14 +104,15 @@ class Schedule:
 class Choice:
     """How clients are chosen by their losses, where ``Schedule`` cannot know the cohorts."""
 
-    cohort: PowerOfChoice
     candidates: Callable[[int], IntArray]
-    """From a round to the clients that send their loss, ascending."""
+    """From a round to the clients that send their loss."""
     owned: NDArray[np.bool_]
     """[N], the clients whose loss this rank computes."""
     meter: Meter
-    assignment: Callable[[int, IntArray], Assignment]
-    """From a round and its members to the clients of this rank."""
+    choose: Callable[[int, IntArray, NDArray[np.float64]], Participation]
+    """From a round, its candidates and their losses to who takes part."""
+    assignment: Callable[[int, Participation], Assignment]
+    """From a round and who takes part in it to the clients of this rank."""
 
 
 @dataclass(frozen=True)

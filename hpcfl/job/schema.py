@@ -49,6 +49,7 @@ from hpcfl.job.yaml_file import (
     tuples,
 )
 from hpcfl.layout import Layout
+from hpcfl.local.devices import Devices
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.training_loss import LossConfig, OwnLoss, TrainingLoss
@@ -125,6 +126,9 @@ class Job(Section):
     """The model; may be left out where ``task`` is given."""
     cohort: CohortConfig
     """How the clients of each round are drawn."""
+    devices: Devices | None = None
+    """The clients' devices, whose time is simulated; absent: every member of a cohort takes part,
+    and no time is simulated."""
     algorithm: Algorithm
     """The method, and its hyperparameters."""
     local: Local
@@ -178,6 +182,7 @@ class Job(Section):
 
 
 SECTIONS: Mapping[str, type[Section]] = {
+    "devices": Devices,
     "local": Local,
     "evaluate": Evaluate,
     "stop": Stop,
@@ -323,6 +328,9 @@ LARGEST: Mapping[Key, float] = {
     ("local", "lr"): 1e300,  # a step beyond is no number that torch takes
     ("local", "weight_decay"): 1e300,
     ("algorithm", "tau"): 100_000,
+    ("devices", "over_select"): 1000.0,
+    ("devices", "jitter"): 10.0,  # exp(10 z) stays a number that times can be compared by
+    **{("devices", rate, "sigma"): 10.0 for rate in ("examples_per_s", "down_mbps", "up_mbps")},
     ("checkpoint", "keep"): 1_000_000,
     ("comm", "timeout_s"): 10_000_000.0,
     ("store", "cache_gib"): 1_000_000_000.0,
@@ -376,6 +384,11 @@ def _check_coherent(job: Job, file: JobFile) -> None:
     Raises:
         JobError: the first such combination, with its file and line.
     """
+    if job.devices is not None:
+        try:
+            job.devices.asking(job.cohort)
+        except ValueError as e:
+            raise JobError(f"{file.where(('devices', 'over_select'))}: devices.{e}") from e
     if job.block_size is not None and job.executor == "sequential":
         said = file.where(("executor",)) if "executor" in file.tree else "its default"
         raise JobError(
@@ -528,6 +541,8 @@ def resolve_algorithm(
     job = loaded.job
     # Without the number of clients, no cohort is too large.
     job.cohort.check(population or maxsize, job.rounds)
+    if job.devices is not None:
+        job.devices.check(job.cohort, population or maxsize)
     if population is None:
         return loaded
     check_full_blocks(job, population)

@@ -1,6 +1,6 @@
 """The simulated clients: the examples of each, and its task in a round."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from math import inf
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.base import Client
+from hpcfl.cohort.participation import OF_JOB
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
 from hpcfl.data.partition import ExampleRows
@@ -131,26 +132,33 @@ class ClientPool:
         made = (self._prefetcher.batches([step], transform) for step in rows)
         return self._task(client, round, steps, chain.from_iterable(made))
 
-    def tasks(self, clients: Sequence[int], round: int) -> list[ClientTask]:
+    def tasks(
+        self, clients: Sequence[int], round: int, steps: Mapping[int, int] = OF_JOB
+    ) -> list[ClientTask]:
         """The tasks of these clients in ``round``, as ``task`` gives each.
 
         Where one transform of examples in memory serves all clients, the batches of consecutive
         small ones are made together.
+
+        Args:
+            clients: their numbers.
+            round: counted from zero.
+            steps: the local steps of those that take fewer than the job's.
         """
         if self._shared is None:
-            return [self.task(client, round) for client in clients]
-        sizes = dict(zip(clients, self.examples_per_round[clients].tolist(), strict=True))
+            return [self.task(client, round, steps.get(client)) for client in clients]
+        sizes = {client: self.examples_in(client, steps.get(client)) for client in clients}
         tasks = []
         for group in groups_of(clients, sizes.__getitem__, self._prefetcher.most):
             if len(group) == 1:
-                tasks.append(self.task(group[0], round))
+                tasks.append(self.task(group[0], round, steps.get(group[0])))
                 continue
-            steps_of = {client: self._steps(self.examples[client]) for client in group}
-            rows = [self._batch_rows(client, round, steps) for client, steps in steps_of.items()]
+            steps_of = {i: steps.get(i) or self._steps(self.examples[i]) for i in group}
+            rows = [self._batch_rows(client, round, count) for client, count in steps_of.items()]
             joined = JoinedClients(self._prefetcher, rows, self._transform)
             tasks += [
-                self._task(client, round, steps, joined.of(k))
-                for k, (client, steps) in enumerate(steps_of.items())
+                self._task(client, round, count, joined.of(k))
+                for k, (client, count) in enumerate(steps_of.items())
             ]
         return tasks
 
@@ -230,20 +238,32 @@ class ClientPool:
     @cached_property
     def examples_per_round(self) -> IntArray:
         """[N], the examples in all batches of a round of every client, repeats counted."""
-        return self._by_size(
-            lambda count: examples_in_batches(
-                count,
-                batch_size=self._batch_size,
-                steps=self._steps(count),
-                drop_last=self._local.drop_last,
-            )
+        return self._by_size(lambda count: self._examples_in(count, self._steps(count)))
+
+    def examples_in(self, client: int, steps: int | None) -> int:
+        """The examples in the batches of so many steps of a client; None: of all of a round."""
+        if steps is None:
+            return int(self.examples_per_round[client])
+        return self._examples_in(self.examples[client], steps)
+
+    def _examples_in(self, count: int, steps: int) -> int:
+        return examples_in_batches(
+            count, batch_size=self._batch_size, steps=steps, drop_last=self._local.drop_last
         )
 
-    def work_of(self, clients: IntArray) -> dict[str, int]:
-        """The examples and the steps of a round of all of these clients, as the log has them."""
+    def work_of(self, clients: IntArray, steps: Mapping[int, int] = OF_JOB) -> dict[str, int]:
+        """The examples and the steps of a round of all of these clients, as the log has them.
+
+        Args:
+            clients: their numbers.
+            steps: of those of them that take fewer than the job's.
+        """
+        fewer = list(steps)
+        saved = sum(self.examples_in(i, None) - self.examples_in(i, steps[i]) for i in fewer)
+        left_out = int(self.steps_per_round[fewer].sum()) - sum(steps.values())
         return {
-            "examples": int(self.examples_per_round[clients].sum()),
-            "steps": int(self.steps_per_round[clients].sum()),
+            "examples": int(self.examples_per_round[clients].sum()) - saved,
+            "steps": int(self.steps_per_round[clients].sum()) - left_out,
         }
 
     def _by_size(self, number: Callable[[int], int]) -> IntArray:

@@ -82,7 +82,7 @@ def measure_costs(loaded: LoadedJob, comm: Comm, dataset: Dataset | None = None)
 
 def _rounds(timed: TimedRun, folder: Path, *, show_progress: bool) -> list[float]:
     """The seconds of a step, of a client besides its steps, of a round besides its clients."""
-    steps, run = work(timed.components).steps, timed.run
+    asked, run = work(timed.components), timed.run
     rounds = _timed_rounds(TimedRounds(run, 1), run.schedule.rounds)
     for _ in track(rounds, "plan --measure: rounds", thread=False) if show_progress else rounds:
         pass
@@ -94,9 +94,9 @@ def _rounds(timed: TimedRun, folder: Path, *, show_progress: bool) -> list[float
             f"first warms up; set rounds={ROUNDS + 1}, and larger cohorts where most are empty"
         )
     if run.choice is None:
-        done = [int(steps[run.schedule.draw(r["round"] - 1)].sum()) for r in records]
+        done = [int(asked.in_round(r["round"] - 1)[1].sum()) for r in records]
     else:  # who was chosen is not known here, but how many steps they took
-        mean = steps.sum() / timed.components.clients.steps_per_round.sum()
+        mean = asked.steps.sum() / timed.components.clients.steps_per_round.sum()
         done = [r["steps"] * mean for r in records]
     beyond = ("sample_s", "read_s", "write_s")
     return [

@@ -112,6 +112,17 @@ class Work:
     """Round -> the clients that compute their loss on all their examples; None: none do."""
     warm_start: "Work | None" = None
     """The work of the pass over all clients before round 1, whose rounds are its groups."""
+    left_out: Callable[[int], tuple[IntArray, IntArray]] | None = None
+    """Round -> [K], gradients and examples that its clients leave out; None: none are left out."""
+
+    def in_round(self, round: int) -> tuple[IntArray, IntArray, IntArray]:
+        """The cohort [K] of a round, its gradients and its examples."""
+        members = self.draw(round)
+        steps, taken = self.steps[members], self.taken[members]
+        if self.left_out is not None:
+            of_steps, of_taken = self.left_out(round)
+            steps, taken = steps - of_steps, taken - of_taken
+        return members, steps, taken
 
     def sampled(self) -> range:
         """The rounds whose cohorts are drawn."""
@@ -159,10 +170,15 @@ def work(components: Components) -> Work:
     passes = examples * population.steps_per_round / population.examples_per_round
     share = full_gradients(components) * full_gradient_rounds(components) / job.rounds
     means = full_gradient_means(components)
+
+    def left_out(round: int) -> tuple[IntArray, IntArray]:
+        steps, examples = components.left_out(components.participation(round))
+        return steps * components.schema.gradients, examples
+
     found = Work(
         steps=population.steps_per_round * components.schema.gradients
         + np.ceil(share * passes).astype(int),
-        draw=components.draw,
+        draw=lambda t: components.participation(t).members,
         examples=examples,
         taken=components.examples_per_round,
         balance=job.balance,
@@ -175,7 +191,8 @@ def work(components: Components) -> Work:
         rounds=job.rounds,
         evaluations=job.evaluate.count(job.rounds),
         tuning_steps=components.tuning_steps,
-        candidates=components.draw_possible if isinstance(job.cohort, PowerOfChoice) else None,
+        candidates=components.possible if isinstance(job.cohort, PowerOfChoice) else None,
+        left_out=None if job.devices is None else left_out,
     )
     groups = components.warm_start_groups
     if not groups:
@@ -190,6 +207,7 @@ def work(components: Components) -> Work:
         rounds=len(groups),
         evaluations=0,
         candidates=None,
+        left_out=None,
     )
     return replace(found, warm_start=once)
 
@@ -219,7 +237,7 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
             f"({costs.origin}); say mpirun -n 2 hpcfl plan JOB --ranks {ranks} --measure"
         )
     owner = assign_owners(asked.examples.tolist(), ranks)
-    found = [_busiest(asked, asked.draw(t), owner, ranks, costs) for t in asked.sampled()]
+    found = [_busiest(asked, t, owner, ranks, costs) for t in asked.sampled()]
     train, convert, ship, busiest = np.mean(found, axis=0).tolist()
     size, exchange, choose = asked.parameters, 0.0, 0.0
     if asked.candidates is not None:
@@ -247,14 +265,15 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
 
 
 def _busiest(
-    asked: Work, members: IntArray, owner: IntArray, ranks: int, costs: CostModel
+    asked: Work, round: int, owner: IntArray, ranks: int, costs: CostModel
 ) -> tuple[float, float, float, float]:
-    """Of one cohort: the first two of the busiest rank and ``ship``, then ``busiest``."""
+    """Of one round: the first two of the busiest rank and ``ship``, then ``busiest``."""
+    members, of_members, taken = asked.in_round(round)
     own = trainer = owner[members]
     if asked.balance == "steal":
-        trainer = assign_trainers(own, asked.taken[members], ranks)
+        trainer = assign_trainers(own, taken, ranks)
     clients = np.bincount(trainer, minlength=ranks)
-    steps = np.bincount(trainer, asked.steps[members], ranks)
+    steps = np.bincount(trainer, of_members, ranks)
     state = sum(asked.state / speed for speed in (costs.read, costs.write) if speed)
     trained = steps * costs.step_s + clients * costs.visit_s
     trained += np.bincount(own, minlength=ranks) * state

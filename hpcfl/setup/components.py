@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Algorithm, Message, RandomInit
 from hpcfl.cohort.assignment import Assignment, Balance, in_groups
-from hpcfl.cohort.sampling import Importance, PowerOfChoice
+from hpcfl.cohort.participation import Participation
+from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.fast import FastReduction
@@ -22,7 +23,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round
+from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round, traffic
 from hpcfl.engine.hook_rules import hook_advice
 from hpcfl.engine.run import Choice, Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.statistics import (
@@ -38,6 +39,7 @@ from hpcfl.evaluation.measure import Meter
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
+from hpcfl.local.devices import Participants, Visits
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor, lane_executor
 from hpcfl.local.fine_tuning import FineTuning, Start
@@ -162,43 +164,68 @@ class Components:
         sizes = np.array(self.clients.examples, dtype=np.float64)
         return sizes if self.job.weights == "examples" else np.ones_like(sizes)
 
-    def mean_weights(self, round: int, members: IntArray) -> NDArray[np.float64]:
-        """[K], the weight of each member of a round in the mean of the uploads.
-
-        Where clients are drawn by their weights, each counts as often as it was drawn.
-        """
-        cohort = self.job.cohort
-        if isinstance(cohort, Importance):
-            drawn = cohort.draws(round, len(self.rows), self.job.seed, weights=self.weights)
-            return np.bincount(drawn, minlength=len(self.rows))[members].astype(np.float64)
-        if isinstance(cohort, PowerOfChoice):
-            return np.ones(len(members))
-        return self.weights[members]
-
-    def draw(self, round: int) -> IntArray:
-        """The cohort of a round, ascending, as far as the seed determines it."""
-        return self.job.cohort.draw(round, len(self.rows), self.job.seed, weights=self.weights)
-
-    def draw_possible(self, round: int) -> IntArray:
-        """Those who may take part in a round: its cohort, or its candidates."""
-        cohort = self.job.cohort
-        if isinstance(cohort, PowerOfChoice):
-            return cohort.draw_candidates(
-                round, len(self.rows), self.job.seed, weights=self.weights
-            )
-        return self.draw(round)
-
-    @property
-    def places(self) -> int:
-        """Of those that ``draw_possible`` gives, how many take part at most."""
-        cohort = self.job.cohort
-        return cohort.size if isinstance(cohort, PowerOfChoice) else len(self.rows)
-
-    @property
+    @cached_property
     def examples_per_round(self) -> IntArray:
         """[N], the examples of a round of every client, once for each full gradient too."""
         sizes = np.array(self.clients.examples, dtype=np.int64)
         return self.clients.examples_per_round + self.schema.points * sizes
+
+    @cached_property
+    def participants(self) -> Participants:
+        """Finds out who takes part in a round."""
+        pool, job = self.clients, self.job
+        sizes = np.array(pool.examples, dtype=np.int64)
+        each, before = self.schema.gradients, self.schema.points * sizes
+        bytes_ = traffic(self.algorithm, self.schema)
+        visits = Visits(
+            bytes_.down,
+            bytes_.up,
+            pool.steps_per_round,
+            each * pool.examples_per_round + before,
+            lambda client, steps: each * pool.examples_in(client, steps) + int(before[client]),
+        )
+        return Participants(job.cohort, job.devices, len(pool), job.seed, visits, self.weights)
+
+    @cached_property
+    def participation(self) -> Callable[[int], Participation]:
+        """From a round to who takes part in it.
+
+        Two rounds are cached: states of the next one are prefetched during this one.
+        """
+        return lru_cache(2)(self.participants)
+
+    def possible(self, round: int) -> IntArray:
+        """Those who may take part in a round; where losses choose, its candidates."""
+        if isinstance(self.job.cohort, PowerOfChoice):
+            return self.participants.candidates(round)
+        members: IntArray = self.participation(round).members
+        return members
+
+    @property
+    def places(self) -> int:
+        """Of those who may take part in a round, how many do at most."""
+        cohort = self.job.cohort
+        return cohort.size if isinstance(cohort, PowerOfChoice) else len(self.rows)
+
+    def left_out(self, participation: Participation) -> tuple[IntArray, IntArray]:
+        """[K], local steps, and examples in them, that clients leave out to meet a deadline.
+
+        Of each client that takes part.
+        """
+        members, steps, _ = participation
+        less = np.zeros((2, len(members)), dtype=np.int64)
+        for client, taken in steps.items():
+            less[:, np.searchsorted(members, client)] = (
+                self.clients.steps_per_round[client] - taken,
+                self.clients.examples_in(client, None) - self.clients.examples_in(client, taken),
+            )
+        return less[0], less[1]
+
+    def work_in(self, participation: Participation) -> IntArray:
+        """[K], the ``examples_per_round`` of each client that takes part."""
+        members, work = participation.members, self.examples_per_round
+        less: IntArray = work[members] - self.left_out(participation)[1]
+        return less
 
     def own_model(self, store: ClientStore, client: int, x: Vector) -> Vector | None:
         """The last local model of a client, on the device; None before its first round.
@@ -503,14 +530,23 @@ def build_run(
     c, job = components, components.job
     executor = c.executor(gradient)
     full_gradients = c.full_gradients(comm)
-    # The cohorts of two rounds are cached: states of the next one are prefetched during this one.
-    draw = lru_cache(2)(c.draw)
-    work = c.examples_per_round if job.balance == "steal" else None
-    balance = Balance(draw, job.rounds, owner, work, comm.rank, comm.size)
-    groups = c.warm_start_groups
-    group_work = None if work is None else np.array(c.clients.examples, dtype=np.int64)
+    steal, participation = job.balance == "steal", c.participation
+    balance = Balance(
+        lambda t: participation(t).members,
+        job.rounds,
+        owner,
+        (lambda t: c.work_in(participation(t))) if steal else None,
+        comm.rank,
+        comm.size,
+    )
+    groups, sizes = c.warm_start_groups, np.array(c.clients.examples, dtype=np.int64)
     group_balance = Balance(
-        groups.__getitem__, len(groups), owner, group_work, comm.rank, comm.size
+        groups.__getitem__,
+        len(groups),
+        owner,
+        (lambda group: sizes[groups[group]]) if steal else None,
+        comm.rank,
+        comm.size,
     )
 
     def group_assignment(group: int) -> Assignment:
@@ -519,7 +555,7 @@ def build_run(
         return group_balance.assignment(group)._replace(round=group - len(groups) - 1)
 
     states = c.client_states(store)
-    sends_states = work is not None and bool(c.stored_state.fields)
+    sends_states = steal and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
         schema=c.schema,
@@ -527,9 +563,9 @@ def build_run(
         warm_start_groups=WarmStartGroups([len(group) for group in groups], group_assignment),
         schedule=Schedule(
             rounds=job.rounds,
-            draw=draw,
+            participation=participation,
             assignment=balance.assignment,
-            weights=c.mean_weights,
+            weights=c.participants.weights,
             local_lr=job.local_lr,
             evaluation_due=partial(job.evaluate.due, rounds=job.rounds),
             checkpoint_due=partial(job.checkpoint.due, rounds=job.rounds),
@@ -538,11 +574,11 @@ def build_run(
         choice=None
         if not isinstance(job.cohort, PowerOfChoice)
         else Choice(
-            cohort=job.cohort,
-            candidates=lambda t: np.sort(c.draw_possible(t)),
+            candidates=c.participants.candidates,
             owned=owner == comm.rank,
             meter=Meter(gradient, c.dataset.loss, c.dataset.classes),
-            assignment=balance.of,
+            choose=c.participants.choose,
+            assignment=lambda t, of: balance.of(t, of.members, c.work_in(of) if steal else None),
         ),
         training=Training(
             clients=c.clients,

@@ -98,7 +98,11 @@ def test_all_ranks_agree_and_everybody_is_trained_once():
     draw = partial(Uniform(size=10).draw, population=100, seed=4)
     work = np.random.default_rng(4).integers(1, 300, 100)
     owner = assign_owners(work.tolist(), RANKS)
-    ranks = [Balance(draw, 50, owner, work, rank, RANKS) for rank in range(RANKS)]
+
+    def taken(t):
+        return work[draw(t)]
+
+    ranks = [Balance(draw, 50, owner, taken, rank, RANKS) for rank in range(RANKS)]
     for t in range(50):
         duties, members = [rank.assignment(t) for rank in ranks], draw(t).tolist()
         assert sorted(i for duty in duties for i in duty.trained) == sorted(members)
@@ -117,5 +121,6 @@ def test_without_work_owners_train():
     owner = np.array([1, 0, 1, 1])
     balance = Balance(lambda t: np.array([3, 1, 0]), 9, owner, None, 1, 2)
     assert balance.assignment(0) == (0, [3, 0], [3, 0], [])
-    stealing = Balance(lambda t: np.array([3, 1, 0, 2]), 9, owner, np.ones(4, np.int64), 0, 2)
+    ones = np.ones(4, np.int64)
+    stealing = Balance(lambda t: np.array([3, 1, 0, 2]), 9, owner, lambda t: ones, 0, 2)
     assert stealing.assignment(0).transfers == [Transfer(3, 1, 0)]

@@ -38,8 +38,9 @@ def chosen(monkeypatch):
     found = []
 
     def noting(*args):
-        found.append(choice.choose(*args).tolist())
-        return np.array(found[-1], dtype=np.int64)
+        made = choice.choose(*args)
+        found.append(made.members.tolist())
+        return made
 
     monkeypatch.setattr(loop, "choose", noting)
     return found
@@ -104,8 +105,8 @@ def test_as_many_candidates_as_places_need_no_loss(tmp_path, chosen):
     cohort = {"kind": "power_of_choice", "size": 3, "candidates": 3}
     described = job(tmp_path, cohort=cohort)
     play(tmp_path, described)
-    drawn = parts(tmp_path, described).draw
-    assert chosen == [drawn(t).tolist() for t in range(described["rounds"])]
+    drawn = parts(tmp_path, described).participation
+    assert chosen == [drawn(t).members.tolist() for t in range(described["rounds"])]
 
 
 def test_candidates_in_the_log(tmp_path):

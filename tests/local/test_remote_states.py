@@ -102,6 +102,11 @@ def trained(client, state, x):
     return State(own, x, state.count + 1)
 
 
+def ones(round):
+    """Equal work of all clients."""
+    return np.ones(len(draw(round)), np.int64)
+
+
 def play(comm, work, stored, rounds=range(ROUNDS), shelf=None):
     """What a rank's store holds, and what it was handed in the last round."""
     shelf = shelf or Store({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
@@ -139,7 +144,7 @@ def test_the_stores_hold_the_same_as_without_moves(dtype):
     stored = schema(dtype)
     home = Ranks(RANKS).run(lambda comm: play(comm, None, stored))
     away = Ranks(RANKS)
-    found = away.run(lambda comm: play(comm, np.ones(CLIENTS, np.int64), stored))
+    found = away.run(lambda comm: play(comm, ones, stored))
     assert bits(found) == bits(home)
     assert len(bits(home)) == CLIENTS
     assert all(states[2].dtype == torch.int64 for held in found for states in held.values())
@@ -148,27 +153,26 @@ def test_the_stores_hold_the_same_as_without_moves(dtype):
 def test_what_travels():
     """Out: the whole state of who has one. Home: all but the model that the owner has."""
     ranks = Ranks(RANKS)
-    work = np.ones(CLIENTS, np.int64)
-    balance = Balance(draw, ROUNDS, OWNER, work, 0, RANKS)
+    balance = Balance(draw, ROUNDS, OWNER, ones, 0, RANKS)
     seen, expected = set(), []
     for t in range(ROUNDS):
         for move in balance.assignment(t).transfers:
             expected += [P, P, 1] if move.client in seen else []
             expected += [P, 1]
         seen |= set(draw(t).tolist())
-    ranks.run(lambda comm: play(comm, work, schema(torch.float32)))
+    ranks.run(lambda comm: play(comm, ones, schema(torch.float32)))
     assert sorted(ranks.sent) == sorted(expected)
     assert len(expected) > 30
 
 
 def test_a_new_life_in_the_middle_takes_states_out_of_the_stores():
-    stored, work = schema(torch.float32), np.ones(CLIENTS, np.int64)
+    stored = schema(torch.float32)
     home = Ranks(RANKS).run(lambda comm: play(comm, None, stored))
 
     def two_lives(comm):
         shelf = Store({i for i in range(CLIENTS) if OWNER[i] == comm.rank})
-        play(comm, work, stored, range(6), shelf)
-        return play(comm, work, stored, range(6, ROUNDS), shelf)
+        play(comm, ones, stored, range(6), shelf)
+        return play(comm, ones, stored, range(6, ROUNDS), shelf)
 
     assert bits(Ranks(RANKS).run(two_lives)) == bits(home)
 

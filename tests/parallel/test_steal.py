@@ -80,8 +80,8 @@ def alone(play):
 def test_the_same_bits_as_by_owners(alone, play, ranks, backend):
     assert play(ranks, comm={"backend": backend})[0] == alone
     draw = partial(Bernoulli(p=0.5).draw, population=len(SIZES), seed=JOB["seed"])
-    work = np.array(SIZES)
-    balance = Balance(draw, JOB["rounds"], assign_owners(SIZES, ranks), work, 0, ranks)
+    owner, sizes = assign_owners(SIZES, ranks), np.array(SIZES)
+    balance = Balance(draw, JOB["rounds"], owner, lambda t: sizes[draw(t)], 0, ranks)
     moves = sum(len(balance.assignment(t).transfers) for t in range(JOB["rounds"]))
     assert (moves >= 10) == (ranks > 1)
 
@@ -102,13 +102,14 @@ from tests.parallel import runs
 
 counted, tasks = Counter(), ClientPool.tasks
 
-def counting(self, clients, round):
+def counting(self, clients, round, steps):
     def batches(made):
         for batch in made:
             counted[f"{len(self)} steps {round}"] += 1
             counted[f"{len(self)} examples {round}"] += len(batch.labels)
             yield batch
-    return [task._replace(batches=batches(task.batches)) for task in tasks(self, clients, round)]
+    made = tasks(self, clients, round, steps)
+    return [task._replace(batches=batches(task.batches)) for task in made]
 
 ClientPool.tasks = counting
 runs.main(json.loads(Path(sys.argv[1]).read_text()))

@@ -137,7 +137,7 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
     wanted = ["rounds=30", "cohort.size=4", "local.epochs=2", f"balance={balance}"]
     parts = build_components(load(job, wanted), torch.device("cpu"))
     steps = [2 * -(-size // 4) for size in sizes]
-    taken = parts.examples_per_round if balance == "steal" else None
+    taken = parts.work_in if balance == "steal" else None
     ranks = [
         Balance(
             lambda t: parts.job.cohort.draw(t, 8, 0), 30, assign_owners(sizes, 3), taken, rank, 3
