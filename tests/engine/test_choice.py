@@ -187,6 +187,44 @@ def test_a_loss_that_is_not_finite_is_named(tmp_path, monkeypatch):
         play(tmp_path, job(tmp_path, cohort=cohort))
 
 
+def test_candidates_are_among_the_available_and_the_late_do_not_count(tmp_path, chosen):
+    """Half of the clients can be asked; two places are kept for three with the largest losses."""
+    devices = {"available": 0.5, "examples_per_s": {"median": 10.0, "sigma": 1.0}}
+    more = {"over_select": 1.5, "deadline_s": 4.0, "late": "shorten"}
+    described = job(tmp_path, cohort=POWER, devices=devices | more, rounds=12)
+    log = play(tmp_path, described).log
+    participants = parts(tmp_path, described).participants
+    for line, members in zip(log, chosen, strict=True):
+        t = line["round"] - 1
+        available = participants.available(t)
+        candidates = participants.candidates(t)
+        assert line["candidates"] == len(candidates) == min(4, len(available))
+        assert set(candidates.tolist()) <= set(available.tolist())
+        assert set(members) <= set(candidates.tolist())
+        assert line["clients"] == len(members) <= 2
+    assert {len(members) for members in chosen} == {0, 1, 2}
+
+
+def test_importance_among_the_available(tmp_path):
+    """Draws are as many, of those that can be asked; who answers counts as often as drawn."""
+    described = job(
+        tmp_path, cohort={"kind": "importance", "size": 5}, devices={"available": 0.5}, rounds=1
+    )
+    participants = parts(tmp_path, described).participants
+    for t in range(50):
+        available, members = participants.available(t), participants(t).members
+        assert set(members.tolist()) <= set(available.tolist())
+        weights = participants.weights(t, members)
+        assert weights.sum() == (5 if len(available) else 0)
+        assert weights[1:].tolist() == participants.weights(t, members[1:]).tolist()
+
+
+def test_importance_asks_for_no_more_clients_than_it_draws(tmp_path):
+    devices = {"over_select": 1.5, "examples_per_s": 1.0}
+    with pytest.raises(JobError, match=r"over_select: found 1.5 with cohort.kind importance"):
+        play(tmp_path, job(tmp_path, cohort={"kind": "importance", "size": 2}, devices=devices))
+
+
 @pytest.mark.parametrize("cohort", [POWER, {"kind": "importance", "size": 2}])
 def test_no_privacy_is_promised_for_them(tmp_path, cohort):
     private = {"name": "dpfedavg", "clip": 1.0, "noise": 1.0}
