@@ -359,7 +359,7 @@ def report_runs(
         target_accuracies: adds the rounds to this test accuracy of 0 to 1, or to each of these.
         plot: a .png, .pdf or .svg to draw.
         y: the number to draw, by its key in the log; when absent, the first score that there is.
-        x: "rounds", "bytes" or "time".
+        x: "rounds", "bytes", "time" or "simulated".
 
     Returns:
         The runs and their table, whose rows are ``values``: ``pandas.DataFrame(report.values)``.

@@ -10,6 +10,7 @@ from rich.filesize import decimal
 
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
 from hpcfl.engine.dry_round import nbytes
+from hpcfl.engine.timing import SimulatedClock
 from hpcfl.errors import JobError
 from hpcfl.setup.components import Components
 from hpcfl.store.row_allocator import most_bytes
@@ -31,6 +32,10 @@ class ScheduleUsage(NamedTuple):
     """[N], the rank of every client."""
     visits: int
     """The sum of the sizes of all cohorts."""
+    asked: int
+    """The sum of the clients that are asked; 0 without devices."""
+    simulated_s: float
+    """The simulated time of all rounds; 0 without devices."""
     seen: IntArray
     """[ranks], clients that take part at least once."""
     most_owned: IntArray
@@ -63,8 +68,26 @@ def check_clients(components: Components, usage: ScheduleUsage) -> None:
     Raises:
         JobError: they are.
     """
-    if components.job.rounds and not usage.visits and not components.warm_start_groups:
+    devices = components.job.devices
+    if not components.job.rounds or usage.visits or components.warm_start_groups:
+        return
+    if devices is None:
         raise JobError("cohort: none of the rounds has a client; raise cohort.p, or rounds")
+    if not usage.asked:
+        raise JobError(
+            "devices.available: none of the rounds has a client that is available and in its "
+            "cohort; raise devices.available, the cohorts, or rounds"
+        )
+    fastest = float(components.participants.typical().min())
+    if devices.deadline_s is not None and fastest > devices.deadline_s:
+        raise JobError(
+            f"devices.deadline_s: found {devices.deadline_s:g}, but the fastest client takes "
+            f"{fastest:.4g} s; raise it, or make clients faster"
+        )
+    raise JobError(
+        f"devices: none of the {usage.asked} clients that the rounds ask answers in time; lower "
+        "devices.fails, or raise devices.deadline_s or rounds"
+    )
 
 
 def check_disk_space(needed: DiskBudget, folder: Path) -> None:
@@ -92,21 +115,34 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
     """
     job, population = components.job, len(components.rows)
     owner = assign_owners(components.clients.examples, ranks)
-    visits, most, between = 0, np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    visits, asked, clock = 0, 0, SimulatedClock()
+    most, between = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     seen, recent = np.zeros(population, np.bool_), np.zeros(population, np.bool_)
     for members in components.warm_start_groups:
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
     for t in range(job.rounds):
+        participation = components.participation(t)
+        if participation.wait is not None:
+            clock.pass_round(participation.wait)
+            asked += participation.wait.asked
+        visits += len(participation.members)
         members = components.possible(t)
-        visits += min(len(members), components.places)
         seen[members] = recent[members] = True
         owned = np.minimum(np.bincount(owner[members], minlength=ranks), components.places)
         most = np.maximum(most, owned)
         if job.checkpoint.due(t + 1, job.rounds):
             between = np.maximum(between, np.bincount(owner[recent], minlength=ranks))
             recent[:] = False
-    return ScheduleUsage(owner, visits, np.bincount(owner[seen], minlength=ranks), most, between)
+    return ScheduleUsage(
+        owner,
+        visits,
+        asked,
+        clock.seconds,
+        np.bincount(owner[seen], minlength=ranks),
+        most,
+        between,
+    )
 
 
 def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:

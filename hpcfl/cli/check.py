@@ -25,6 +25,7 @@ from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Job, LoadedJob, resolve_algorithm
 from hpcfl.job.settings import flatten, written
 from hpcfl.models.base import TORCHVISION
+from hpcfl.report.columns import duration
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import FigureSize, check_plot
 from hpcfl.setup.components import Components, build_components
@@ -209,6 +210,8 @@ def _job_lines(
         yield "", "partition: natural where the data set names its clients, else iid"
     share = f", C = {job.cohort.participation(population):.4g}" if population else ""
     yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
+    if job.devices is not None:
+        yield "devices", _settings(job.devices).removeprefix(": ")
     yield "algorithm", f"{short_name(tree['algorithm']['name'])}{_settings(job.algorithm)}"
     known = [f"{n} {what}" for n, what in zip(sizes, _WHAT, strict=False) if n != "-"]
     if known:
@@ -242,6 +245,13 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     yield "examples", f"{spread}; {sizes.sum()} in all{apart}, {tests} for testing"
     steps = components.clients.steps_per_round
     yield "steps", f"K = {_between(int(steps.min()), int(steps.max()))}"
+    if components.job.devices is not None:
+        seconds = components.participants.typical()
+        fast, median, slow = (duration(s) for s in np.quantile(seconds, (0, 0.5, 1)).tolist())
+        yield (
+            "devices",
+            f"a round takes the fastest {fast}, the median {median}, the slowest {slow}",
+        )
     yield "parameters", components.parameters_text.replace(" parameters", "", 1)
     bytes_ = traffic(components.algorithm, components.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"

@@ -369,9 +369,10 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument(
         "--x",
-        choices=["rounds", "bytes", "time"],
+        choices=["rounds", "bytes", "time", "simulated"],
         default="rounds",
-        help="what to plot against: bytes sent up and down so far, or the wall time of the rounds",
+        help="what to plot against: bytes sent up and down so far, the wall time of the rounds, or "
+        "the simulated time of the devices",
     )
     report.add_argument("--xlabel", metavar="TEXT", help="of the plot's horizontal axis")
     report.add_argument("--ylabel", metavar="TEXT", help="of the plot's vertical axis")

@@ -2,7 +2,7 @@
 
 A fingerprint is a digest under the input's name: {"data.root": "sha256:1a2b..."}.  The name is the
 key of the job that says where the input is, so that it may move: "data.root" or "data.path" for
-what ``load`` returns, "data.partition.path" and "cohort.path" for these files.
+what ``load`` returns, "data.partition.path", "cohort.path" and "devices.path" for these files.
 """
 
 import json
@@ -29,7 +29,8 @@ from hpcfl.types import Examples
 Digests = Mapping[str, str]
 Places = Mapping[str, str]
 """The keys of a job that say where its inputs are, with these paths."""
-_DATA, _FILES = ("data.root", "data.path"), ("data.partition.path", "cohort.path")
+_DATA = ("data.root", "data.path")
+_FILES = ("data.partition.path", "cohort.path", "devices.path")
 _ROWS = 1 << 12  # examples that are read at a time
 _DIGITS = 12  # of a digest, in messages
 _NEITHER = "or run the job again into another directory"

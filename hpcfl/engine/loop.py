@@ -86,9 +86,11 @@ def run_round(
     algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
     record: Record = {"round": t + 1, "clients": 0, "down_bytes": 0, "up_bytes": 0}
     participation, assignment, upcoming = _participation(run, server, t, record)
-    members, steps, _ = participation
+    members, steps, wait = participation
     size = record["clients"] = len(members)
     record |= training.clients.work_of(members, steps)
+    if run.clock is not None and wait is not None:
+        record |= run.clock.pass_round(wait)
     cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
     if not size:
         timer.mark("sample")

@@ -12,6 +12,7 @@ from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.run import Run
 from hpcfl.engine.statistics import at_statistics, evaluated_point, statistics_in
+from hpcfl.engine.timing import SIMULATED
 from hpcfl.local.error_context import client_errors, round_errors
 from hpcfl.signals import stopped
 from hpcfl.types import Record
@@ -31,6 +32,8 @@ def run_round_zero(run: Run, server: Any) -> Any:
         if evaluated:
             record |= run.hooks.evaluate(0, evaluated_point(run.algorithm, server))
             run.timer.mark("evaluate")
+    if run.clock is not None:
+        record[SIMULATED] = 0.0
     if evaluated or run.algorithm.warm_start:
         busy = run.timer.write_to(record)
         run.hooks.record(record, busy, evaluated_point(run.algorithm, server))

@@ -18,7 +18,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import RoundSchema
-from hpcfl.engine.timing import RoundTimer
+from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.evaluation.measure import Meter
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.client_states import ClientStates
@@ -155,3 +155,5 @@ class Run:
     hooks: RunHooks
     signals: Signals
     timer: RoundTimer
+    clock: SimulatedClock | None
+    """Of the clients' devices; None where the job has none."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfl.cohort.participation import Wait
 from hpcfl.io import checksum
 from hpcfl.io.memory import resident_memory
 from hpcfl.types import Record
@@ -24,9 +25,28 @@ _MEMORY = ("memory_bytes", "device_bytes")
 _NS = 1_000_000_000
 
 
+SIMULATED = "simulated_s"
+"""The key of the simulated clock, which follows from the job."""
+
+
 def measured(key: str) -> bool:
     """Whether a key of the log holds a measurement, which differs from run to run."""
+    if key == SIMULATED:
+        return False
     return key.endswith("_s") or key in (*_MEMORY, "imbalance", "slowest_rank", checksum.KEY)
+
+
+class SimulatedClock:
+    """Adds up the simulated time of the rounds; a resume sets it to what the log has."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Since the beginning of round 1, in whole microseconds."""
+
+    def pass_round(self, wait: Wait) -> Record:
+        """Let a round pass; its numbers for the log."""
+        self.seconds = round(self.seconds + wait.seconds, 6)
+        return {"asked": wait.asked, SIMULATED: self.seconds}
 
 
 class RoundTimer:

@@ -6,6 +6,10 @@ Renyi differential privacy composes the rounds.  Which bound it is follows from 
     uniform    sampling without replacement (Wang, Balle, Kasiviswanathan, 2019); neighbours
                differ by one client replaced, which moves the sum by two clips
     others     every round counts for every client, as nobody draws the cohorts; presence
+
+With ``devices`` a cohort without replacement is drawn from fewer clients, of which the fast ones
+count: it is one of the others.  Poisson sampling stays what it is, as nothing but a client's own
+availability and time decides whether it counts.
 """
 
 from decimal import ROUND_CEILING, Context
@@ -32,9 +36,13 @@ class Accountant:
         algorithm: the job's.
         cohort: the job's section of that name.
         population: N.
+        alone: whether nothing but the cohort decides who takes part.
     """
 
-    def __init__(self, algorithm: DPFedAvg, cohort: CohortConfig, population: int) -> None:
+    def __init__(
+        self, algorithm: DPFedAvg, cohort: CohortConfig, population: int, *, alone: bool
+    ) -> None:
+        self._alone = alone
         self._noise, self._cohort, self._population = algorithm.noise, cohort, population
         self.delta: float = algorithm.delta or max(population, 2) ** -1.1
 
@@ -90,7 +98,8 @@ class Accountant:
     @property
     def _sampled(self) -> bool:
         """Whether a strict part of the clients is drawn without replacement."""
-        return isinstance(self._cohort, Uniform) and self._cohort.size < self._population
+        uniform = isinstance(self._cohort, Uniform) and self._cohort.size < self._population
+        return uniform and self._alone
 
     def _accountant(self, library: Any) -> Any:
         relation = library.NeighboringRelation
@@ -109,11 +118,20 @@ class Accountant:
         return library.GaussianDpEvent(noise)
 
 
-def accountant(algorithm: Algorithm, cohort: CohortConfig, population: int) -> Accountant | None:
-    """The accountant of a job; None where its algorithm promises no privacy."""
+def accountant(
+    algorithm: Algorithm, cohort: CohortConfig, population: int, *, alone: bool = True
+) -> Accountant | None:
+    """The accountant of a job; None where its algorithm promises no privacy.
+
+    Args:
+        algorithm: the job's.
+        cohort: the job's.
+        population: N.
+        alone: whether nothing but the cohort decides who takes part.
+    """
     if not isinstance(algorithm, DPFedAvg):
         return None
-    return Accountant(algorithm, cohort, population)
+    return Accountant(algorithm, cohort, population, alone=alone)
 
 
 def _library() -> Any:

@@ -20,7 +20,7 @@ from hpcfl.job.yaml_file import COMMAND_LINE, as_shell_word
 
 # Keys that say where a job's inputs are.  A resume may change them: every checkpoint records a
 # digest of each input, and a resume with other content is refused (`hpcfl.data.fingerprints`).
-PLACES = ("cohort.path", "data.partition.path", "data.path", "data.root")
+PLACES = ("cohort.path", "data.partition.path", "data.path", "data.root", "devices.path")
 # Keys, and sections with all of their keys.
 MUTABLE = ("rounds", *WITHOUT_EFFECT, *PLACES, "store.cache_gib", "store.dir", "store.kind")
 # Keys of mutable sections that must not change all the same, and why.
@@ -46,6 +46,7 @@ KEPT_IN_BRANCH = {
     "algorithm.name": "the states of the server and of the clients are of this method",
     "algorithm.personal": "the states of the clients are of these parameters",
     "cohort.path": "a checkpoint records the files that its rounds read; use cohort.rounds",
+    "devices": "the log adds up the time of these devices",
     "data": "the client states are of these clients and their examples",
     "model": "the checkpoint holds the parameters of this model",
     "seed": "the clients' examples and first states follow from it",

@@ -215,6 +215,12 @@ class Participants:
         """The arguments of a draw."""
         return round, self._population, self._seed, self.available(round), self._weights
 
+    def typical(self) -> FloatArray:
+        """[N], simulated seconds of each client in round 1, without jitter."""
+        fixed, each = self._costs_without_jitter(0)
+        seconds: FloatArray = (fixed + each * self._visits.examples) / _US
+        return seconds
+
     def available(self, round: int) -> IntArray | None:
         """The clients that can be asked, ascending; None: all."""
         chance = self._rates(round).available
@@ -275,14 +281,17 @@ class Participants:
 
     def _costs(self, round: int) -> tuple[FloatArray, FloatArray]:
         """[N], microseconds of a client's messages, and of each example."""
-        rates = self._rates(round)
-        fixed = 8 * (self._visits.down / rates.down_mbps + self._visits.up / rates.up_mbps)
-        each = _US / rates.examples_per_s
+        fixed, each = self._costs_without_jitter(round)
         if not self._devices.jitter:
             return fixed, each
         normal = stream(self._seed, "device jitter", round).standard_normal(self._population)
         factor = np.exp(self._devices.jitter * normal)
         return factor * fixed, factor * each
+
+    def _costs_without_jitter(self, round: int) -> tuple[FloatArray, FloatArray]:
+        rates = self._rates(round)
+        fixed = 8 * (self._visits.down / rates.down_mbps + self._visits.up / rates.up_mbps)
+        return fixed, _US / rates.examples_per_s
 
     def _rates(self, round: int) -> _Rates:
         if self._trace is None:

@@ -21,6 +21,7 @@ from hpcfl.io.files import present, readable
 from hpcfl.io.threads import map_in_threads
 from hpcfl.report import timing
 from hpcfl.report.collect import FoundRuns, find_runs, number_of_runs, state_without_directory
+from hpcfl.report.columns import duration
 from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import MANIFEST, committed_folders
@@ -232,6 +233,8 @@ def _speed(run: RunRecord) -> Iterator[tuple[str, str]]:
             "pace",
             f"{over}, {batches or 0:.1%} of the time for batches, {states or 0:.1%} for states",
         )
+    if run.simulated:
+        yield "simulated", f"{duration(run.simulated[run.done])} of the devices so far"
     phases = sorted(timing.shares(lines).items(), key=lambda phase: -phase[1])
     if phases:
         yield "time", ", ".join(f"{name} {share:.1%}" for name, share in phases if share >= LEAST)

@@ -53,6 +53,10 @@ class Plan:
     rounds: int
     visits: int
     """Sizes of all cohorts together."""
+    asked: int
+    """Clients that are asked in all rounds together; 0 without devices."""
+    simulated_s: float
+    """Simulated seconds of the run; 0 without devices."""
     steps: tuple[int, int]
     """Local steps of a client and round, least and most."""
     gradients: int
@@ -138,6 +142,8 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         population=len(population),
         rounds=job.rounds,
         visits=usage.visits,
+        asked=usage.asked,
+        simulated_s=usage.simulated_s,
         steps=(int(steps.min()), int(steps.max())),
         gradients=schema.gradients,
         forwards=schema.forwards,
@@ -160,7 +166,9 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
             _share(components, usage, rank, int(members), process, activations)
             for rank, members in enumerate(most_trained(components, usage))
         ),
-        accountant=accountant(job.algorithm, job.cohort, len(population)),
+        accountant=accountant(
+            job.algorithm, job.cohort, len(population), alone=job.devices is None
+        ),
     )
 
 

@@ -28,6 +28,7 @@ from hpcfl.plan.rank_counts import RankCount
 from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.slurm_request import LONGEST_H, slurm_request
 from hpcfl.plan.time import CostModel, Prediction, predict, work
+from hpcfl.report.columns import duration
 from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import device_type
 from hpcfl.user_code.names import short_name
@@ -246,6 +247,13 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
             f"of {found.cohort:.4g}"
         ),
     )
+    if found.asked:
+        asked = found.asked / found.rounds
+        yield (
+            "devices",
+            f"{found.cohort:.4g} of {asked:.4g} clients that a round asks count; all rounds take "
+            f"{duration(found.simulated_s)} of simulated time",
+        )
     low, high = found.steps
     steps = f"{low}" if low == high else f"{low} to {high}"
     over_all = "one" if found.full_gradients == 1 else f"{found.full_gradients}"

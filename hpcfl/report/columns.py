@@ -191,6 +191,7 @@ COSTS = (
     Column("down", "down_bytes", lambda run: int(run.total("down_bytes")), _size),
     Column("up", "up_bytes", lambda run: int(run.total("up_bytes")), _size),
     Column("wall\ntime", "wall_s", lambda run: run.total("wall_s"), duration),
+    Column("simulated", "simulated_s", lambda run: run.simulated.get(run.done), duration),
 )
 """What a run took; in tables of single runs alone."""
 

@@ -140,6 +140,12 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
         Column(f"rounds\nto {target.title}", key, of_runs(runs, rounds), number("{:.0f}"), "known")
     ]
     captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
+    if any(run.simulated for run in runs):
+        when = [run.simulated.get(t) for run, t in zip(runs, rounds, strict=True) if t is not None]
+        hours = iter(None if seconds is None else seconds / 3600 for seconds in when)
+        found = of_runs(runs, [None if t is None else next(hours) for t in rounds])
+        key = f"target_simulated_h_{name}"
+        columns.append(Column("simu-\nlated h", key, found, number("{:.4g}"), "known"))
     if any(run.algorithm == BASELINE for run in runs):
         key = f"speedup_{name}"
         names = [baseline.label if baseline else None for baseline in baselines]

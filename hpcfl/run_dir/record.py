@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+from hpcfl.engine.timing import SIMULATED
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.evaluation.config import metric_name
 from hpcfl.evaluation.divergence import Divergence, find_divergence
@@ -197,6 +198,11 @@ class RunRecord:
         sums = accumulate(math.fsum(entry.get(key) or 0 for key in keys) for entry in self.log)
         cumulated = {entry["round"]: total for entry, total in zip(self.log, sums, strict=True)}
         return cumulated if any(cumulated.values()) else {}
+
+    @property
+    def simulated(self) -> dict[int, float]:
+        """For each round, the simulated seconds up to it; empty without devices."""
+        return dict(self.curve(SIMULATED))
 
     def total(self, key: str) -> float:
         """The sum of a key ("wall_s", "examples", "down_bytes", "up_bytes") over all rounds."""

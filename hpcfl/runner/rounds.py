@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from hpcfl.engine.loop import run_rounds as run_engine
+from hpcfl.engine.timing import SIMULATED
 from hpcfl.errors import StoreError
 from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.log import NOTHING, LogReader
@@ -31,7 +32,7 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
     job, done = components.job, point.round
     reason = point.ended
     if session.stop is not None and done < job.rounds:
-        session.stop.restore(_scores_before(session, point, session.stop.metric), done)
+        session.stop.restore(_logged_before(session, point, session.stop.metric), done)
         reason = reason or session.stop.reason
     session.ended = EarlyEnd(done, reason) if reason else None
     finished = done == job.rounds or session.ended is not None
@@ -46,6 +47,9 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
             components, comm, session.owner, checkpointer.store, gradient, session, signals
         )
         run.observer.restore(point.extra_tensors)
+        if run.clock is not None:
+            for _, seconds in _logged_before(session, point, SIMULATED)[-1:]:
+                run.clock.seconds = seconds or 0.0
         if not finished:  # a signal came during the start-up: a checkpoint is there already
             stop = int(comm.allreduce_max(np.array([signals.stop], dtype=np.float64))[0])
             if stop:
@@ -64,14 +68,14 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
     return final
 
 
-def _scores_before(
+def _logged_before(
     session: RankSession, point: StartPoint, name: str
 ) -> list[tuple[int, float | None]]:
-    """Collective: (round, score) in the log up to ``point``, which rank 0 has."""
+    """Collective: (round, value of a key) in the log up to ``point``, which rank 0 has."""
     lines = LogReader(session.folder.log).parse(point.log) if session.comm.rank == 0 else ()
     found = [(line["round"], line[name]) for line in lines if name in line]
-    scores: list[tuple[int, float | None]] = json.loads(session.comm.bcast(json.dumps(found)))
-    return scores
+    values: list[tuple[int, float | None]] = json.loads(session.comm.bcast(json.dumps(found)))
+    return values
 
 
 def _announce(

@@ -101,7 +101,7 @@ class RankSession:
         self._has_callbacks = bool(comm.bcast("yes" if callbacks else ""))
         self.ended: EarlyEnd | None = None
         job, clients = components.job, len(components.rows)
-        self._accountant = accountant(job.algorithm, job.cohort, clients)
+        self._accountant = accountant(job.algorithm, job.cohort, clients, alone=job.devices is None)
 
     @property
     def my_clients(self) -> list[int]:

@@ -33,7 +33,7 @@ from hpcfl.engine.statistics import (
     personal_point,
     statistics_in,
 )
-from hpcfl.engine.timing import RoundTimer
+from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.evaluation.measure import Meter
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
@@ -172,7 +172,7 @@ class Components:
 
     @cached_property
     def participants(self) -> Participants:
-        """Finds out who takes part in a round."""
+        """Who takes part in a round, by cohorts and devices."""
         pool, job = self.clients, self.job
         sizes = np.array(pool.examples, dtype=np.int64)
         each, before = self.schema.gradients, self.schema.points * sizes
@@ -594,4 +594,5 @@ def build_run(
         hooks=hooks,
         signals=signals,
         timer=RoundTimer(comm.rank, comm.size, c.device),
+        clock=None if job.devices is None else SimulatedClock(),
     )

@@ -52,11 +52,13 @@ _PLURALS = {
 }
 _OWN = {"hpcfl.data.objects.KeptArrays": "own data", "module": "own model"}  # as titles say
 _IN_TITLES = ("data", "model", "split", "clients")
+SIMULATED = "simulated"
 SPENT = {
     "bytes": (("down_bytes", "up_bytes"), "sent up and down", _BYTES),
     "time": (("wall_s",), "wall time of the rounds", _TIME),
+    SIMULATED: ((), "simulated time", _TIME),
 }
-"""Axes other than rounds: keys of the log, a label, units."""
+"""Axes other than rounds: keys of the log that are added up, a label, units."""
 
 
 class PlotStyle(NamedTuple):
@@ -103,7 +105,8 @@ class Plot:
         paths: the .png, .pdf or .svg files to write.
         y: the number's key in log.jsonl; when absent, test accuracy, test loss where nothing is
             classified, or the objective where nothing is tested.
-        x: rounds, bytes (sent up and down so far) or time (of the rounds so far).
+        x: rounds, bytes (sent up and down so far), time (of the rounds so far) or simulated (time
+            of the devices).
         style: its labels and size.
 
     Raises:
@@ -119,7 +122,7 @@ class Plot:
         style: PlotStyle | None = None,
     ) -> None:
         if x != "rounds" and x not in SPENT:
-            raise JobError(f"x: found {x!r}, expected rounds, {' or '.join(SPENT)}")
+            raise JobError(f"x: found {x!r}, expected rounds, {', '.join(SPENT)}")
         self._paths, self._style = paths, style or PlotStyle()
         self._style.check()
         for path in paths:
@@ -136,7 +139,8 @@ class Plot:
         if not self._runs:
             names = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if runs[3:] else "")
             if any(run.curve(self._key) for run in runs):
-                raise JobError(f"{names}: log.jsonl counts no {x}, so nothing to plot against")
+                what = "simulated time, as the job has no devices" if x == SIMULATED else x
+                raise JobError(f"{names}: log.jsonl counts no {what}, so nothing to plot against")
             found = sorted({name for run in runs for entry in run.log for name in entry})
             raise JobError(
                 f"{names}: no round in log.jsonl has {self._key!r}, so nothing to plot; found "
@@ -332,6 +336,8 @@ def _own(run: RunRecord, key: str) -> dict[int, float]:
 
 def _x_by_round(run: RunRecord, x: str) -> Mapping[int, float]:
     """The x of each round; empty if the log lacks the key."""
+    if x == SIMULATED:
+        return run.simulated
     if x in SPENT:
         return run.cumulative(*SPENT[x][0])
     return {entry["round"]: entry["round"] for entry in run.log}
