@@ -324,4 +324,4 @@ class Participants:
 
 def round_us(microseconds: float) -> float:
     """Whole microseconds in seconds, of which six digits after the point are meant."""
-    return round(microseconds / _US, 6)
+    return round(float(microseconds) / _US, 6)

@@ -251,8 +251,8 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
         asked = found.asked / found.rounds
         yield (
             "devices",
-            f"{found.cohort:.4g} of {asked:.4g} clients that a round asks count; all rounds take "
-            f"{duration(found.simulated_s)} of simulated time",
+            f"{found.cohort:.4g} of {asked:.4g} clients that are asked count in a round; "
+            f"{duration(found.simulated_s)} simulated in all",
         )
     low, high = found.steps
     steps = f"{low}" if low == high else f"{low} to {high}"

@@ -91,7 +91,8 @@ def test_what_is_named_exists():
     assert all(any(f"{key}.".startswith(f"{name}.") for key in job) for name in own)
     data = {"kind": "arrays", "path": "own.npz", "partition": {"kind": "file", "path": "split.npz"}}
     cohort = {"kind": "replay", "path": "cohorts.json"}
-    other = flatten(load({**JOB, "data": data, "cohort": cohort}, ()).tree)
+    files = {"data": data, "cohort": cohort, "devices": {"path": "trace.csv"}}
+    other = flatten(load({**JOB, **files}, ()).tree)
     images = flatten(load({**JOB, "data": {"kind": "cifar10", "clients": 4}}, ()).tree)
     assert input_places(other).keys() | input_places(images).keys() == set(PLACES)
     assert all(is_mutable(key, other) for key in PLACES)
@@ -133,7 +134,7 @@ def test_every_key_may_change_in_a_branch_or_not_as_written_here():
             kept.append(key)
     free = {key.partition(".")[0] for key in job if key not in kept}
     assert [key for key in kept if key.partition(".")[0] not in ("data", "model")] == [
-        *("task", "algorithm.name", "seed", "store.dtype"),
+        *("task", "devices", "algorithm.name", "seed", "store.dtype"),
     ]
     assert free >= {"algorithm", "cohort", "local", "weights", "precision"}
     only_some = {"cohort.path", "algorithm.personal"}  # of some cohorts and methods
