@@ -177,6 +177,9 @@ def _check_files(job: Job) -> None:
     init = job.model.init_file
     if init is not None and job.model.init != TORCHVISION and not init.is_file():
         raise JobError(f"model.init: {init}: there is no such file")
+    trace = None if job.devices is None else job.devices.path
+    if trace is not None and not Path(trace).is_file():
+        raise JobError(f"devices.path: {trace}: there is no such file")
 
 
 def _in_force(loaded: LoadedJob, components: Components | None) -> LoadedJob:

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, inf
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import NDArray
 
 from hpcfl.cohort.participation import Participation, Wait
@@ -74,13 +75,11 @@ class Devices(Section):
     late: Literal["drop", "shorten"] = "drop"
     """drop: a client that would miss the deadline does not count; shorten: it takes only the local
     steps by which it meets the deadline."""
-    over_select: Positive = 1.0
+    over_select: Annotated[float, Ge(1)] = 1.0
     """The server asks ceil(over_select size) clients, and a round ends when cohort.size of them
-    have answered; 1 at least."""
+    have answered."""
 
     def __post_init__(self) -> None:
-        if self.over_select < 1:
-            raise ValueError(f"over_select: found {self.over_select:g}, expected 1 at least")
         if self.late == "shorten" and self.deadline_s is None:
             raise ValueError("late: found shorten without deadline_s, which it keeps; set both")
 
@@ -260,7 +259,7 @@ class Participants:
             lasts = 0.0 if deadline == inf else deadline
         members = np.sort(asked[counted])
         fewer = {i: steps[i] for i in members.tolist() if i in steps}
-        return Participation(members, fewer, Wait(len(asked), round_us(lasts)))
+        return Participation(members, fewer, Wait(len(asked), _in_seconds(lasts)))
 
     def _shortened(self, round: int, client: int, deadline: float) -> tuple[int, float]:
         """The most local steps by which a client meets a deadline, and its time; 0, inf: none."""
@@ -322,6 +321,6 @@ class Participants:
         return stream(self._seed, purpose, round).random(self._population)
 
 
-def round_us(microseconds: float) -> float:
-    """Whole microseconds in seconds, of which six digits after the point are meant."""
+def _in_seconds(microseconds: float) -> float:
+    """Whole microseconds in seconds, as the nearest number of six digits after the point."""
     return round(float(microseconds) / _US, 6)

@@ -186,8 +186,6 @@ def test_a_column_and_its_key_exclude_each_other(played):
 
 
 def test_wrong_keys_are_refused():
-    with pytest.raises(ValueError, match=r"over_select: found 0.5, expected 1 at least"):
-        Devices(over_select=0.5)
     with pytest.raises(ValueError, match="late: found shorten without deadline_s"):
         Devices(late="shorten")
     with pytest.raises(ValueError, match=r"over_select: found 1.5 with cohort.kind bernoulli"):

@@ -137,7 +137,8 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
     wanted = ["rounds=30", "cohort.size=4", "local.epochs=2", f"balance={balance}"]
     parts = build_components(load(job, wanted), torch.device("cpu"))
     steps = [2 * -(-size // 4) for size in sizes]
-    taken = parts.work_in if balance == "steal" else None
+    asked = work(parts)
+    taken = (lambda t: asked.in_round(t)[2]) if balance == "steal" else None
     ranks = [
         Balance(
             lambda t: parts.job.cohort.draw(t, 8, 0), 30, assign_owners(sizes, 3), taken, rank, 3
@@ -150,7 +151,7 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
         for done in [[sum(steps[i] for i in rank.assignment(t).trained) for rank in ranks]]
     ]
     steps_alone = COSTS._replace(visit_s=0.0, convert_s=0.0, read=None, write=None)
-    found = predict(work(parts), 3, steps_alone)
+    found = predict(asked, 3, steps_alone)
     assert found.busiest == pytest.approx(np.mean(counted))
     assert (found.ship > 0) == (balance == "steal")
 

@@ -204,7 +204,7 @@ def test_a_seed_that_lags_behind_is_inside_the_axes(tmp_path, drawn):
 
 
 def test_an_axis_that_nothing_is_drawn_against(tmp_path):
-    with pytest.raises(JobError, match="x: found 'epochs', expected rounds, bytes or time"):
+    with pytest.raises(JobError, match="expected rounds, bytes, time or simulated"):
         curves.Plot([seeded("a", 0, 0.1, 1.0)], [tmp_path / "x.png"], "drift", "epochs")
 
 

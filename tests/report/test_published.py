@@ -205,3 +205,8 @@ def test_the_centralised_accuracy_of_data_and_model():
 def test_the_printed_hours_of_a_set_up(job, overrides, hours, rounds):
     (row,) = find(flatten(load(ROOT / f"jobs/{job}.yaml", overrides).tree), "hours")
     assert (row.value, row.rounds) == (hours, rounds)
+
+
+def test_a_run_with_devices_repeats_no_paper():
+    assert accuracies(settings(NONIID))
+    assert not accuracies(settings(NONIID, "devices={available: 0.5}"))

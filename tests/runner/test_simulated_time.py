@@ -10,6 +10,7 @@ from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.cohort.sampling import Bernoulli, Uniform
 from hpcfl.evaluation.privacy import accountant
 from hpcfl.job.schema import load
+from hpcfl.plan.time import work
 from hpcfl.setup.components import build_components
 from tests.parallel.outcome import log, model, outcome
 
@@ -148,6 +149,8 @@ def test_a_record_names_its_trace(play, trace, tmp_path, hpcfl, refused):
         (["devices={over_select: 1.5}", "cohort={kind: bernoulli, p: 0.5}"],
          "devices.over_select: found 1.5 with cohort.kind bernoulli, whose cohorts have no size"),
         (["devices={examples_per_s: -1}"], "devices.examples_per_s: found -1, expected a number"),
+        (["devices={over_select: 0.5}"], "devices.over_select: found 0.5, expected a number"),
+        (["devices={late: shorten}"], "late: found shorten without deadline_s"),
         (["devices={path: nowhere.csv}"], "nowhere.csv: cannot be read: No such file"),
     ],
 )  # fmt: skip
@@ -164,6 +167,11 @@ def test_a_plan_has_the_time_of_the_run(job, play, hpcfl):
     )
     lines = hpcfl("check", job, *MANY, "--data").out
     assert any(line.startswith("devices     a round takes ") for line in lines)
+
+
+def test_a_check_looks_for_the_trace(job, refused):
+    assert "devices.path: " in (line := refused("check", job, "devices.path=nowhere.csv"))
+    assert line.endswith("nowhere.csv: there is no such file")
 
 
 def test_reports_show_the_simulated_time(play, tmp_path, hpcfl, refused):
@@ -196,7 +204,21 @@ def test_private_cohorts_are_not_amplified_by_devices():
 
 
 def test_balance_counts_the_shortened_work(job):
-    found = parts(job, *MANY, "balance=steal")
+    found = parts(job, *MANY, "balance=steal", "algorithm={name: mofedsam}")
+    asked = work(found)
     for t in range(12):
         members, steps, _ = found.participation(t)
-        assert found.work_in(t).tolist() == [steps.get(i, 4) for i in members.tolist()]
+        expected = [steps.get(i, 4) for i in members.tolist()]
+        assert asked.in_round(t)[2].tolist() == expected
+        assert asked.in_round(t)[1].tolist() == [2 * count for count in expected]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "seconds"),
+    [("fedavg", 1 + 1), ("mofedsam", 2 + 2), ("scaffold", 1 + 2), ("mime", 2 + 1 + 2)],
+)
+def test_every_gradient_and_every_vector_takes_time(job, algorithm, seconds):
+    """Ten examples, ten of them a second; 16 parameters of 4 bytes down, 512 bits a second."""
+    devices = "devices={examples_per_s: 10, down_mbps: 0.000512}"
+    found = parts(job, devices, f"algorithm={{name: {algorithm}}}").participants
+    assert found.typical().tolist() == pytest.approx([seconds] * 4)

@@ -122,7 +122,8 @@ class Plot:
         style: PlotStyle | None = None,
     ) -> None:
         if x != "rounds" and x not in SPENT:
-            raise JobError(f"x: found {x!r}, expected rounds, {', '.join(SPENT)}")
+            *others, last = ("rounds", *SPENT)
+            raise JobError(f"x: found {x!r}, expected {', '.join(others)} or {last}")
         self._paths, self._style = paths, style or PlotStyle()
         self._style.check()
         for path in paths:
