@@ -103,6 +103,12 @@ def test_the_devices_of_a_run_are_not_changed(play, hpcfl, refused, tmp_path):
     assert "the log adds up the time of these devices" in refused("resume", run, *words)
 
 
+def test_drawn_devices_are_not_replaced_by_a_trace(play, trace, refused):
+    run = play("run", "devices={available: 0.9}")
+    line = refused("resume", run, f"devices.path={trace}")
+    assert "would change past rounds (their devices were drawn)" in line
+
+
 @pytest.fixture
 def trace(tmp_path):
     path = tmp_path / "trace.csv"
