@@ -155,7 +155,9 @@ def _participation(
     if run.choice is None:
         return schedule.participation(t), schedule.assignment(t), schedule.assignment(t + 1)
     participation = choose(run, run.choice, server, t, record)
-    return participation, run.choice.assignment(t, participation), NOBODY
+    assignment = run.choice.assignment(t, participation)
+    run.training.states.prefetch(assignment.owned)
+    return participation, assignment, NOBODY
 
 
 def _updated(run: Run, server: Any, mean: Any, cohort: Cohort) -> Any:

@@ -8,6 +8,7 @@ from torch import nn
 from hpcfl.engine import choice, loop
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.evaluation.measure import Meter
+from hpcfl.local.client_states import ClientStates
 from hpcfl.runner.start import resume, start
 from hpcfl.seeds import stream
 from tests.algorithms.play import kept, parts, play, read, servers, softmax_problem, states, tree
@@ -99,6 +100,19 @@ def test_the_chosen_clients_replayed_give_the_same_bits(tmp_path, chosen):
         servers(power.path), servers(play(tmp_path, kept(again)).path), strict=True
     ):
         assert all(np.array_equal(ours[name], replayed[name]) for name in replayed)
+
+
+def test_states_are_read_ahead_from_the_choice_on(tmp_path, chosen, monkeypatch):
+    """Those of the chosen, before batches are made; and none of the round after."""
+    prefetch, asked = ClientStates.prefetch, []
+
+    def noting(self, clients):
+        asked.append(list(clients))
+        prefetch(self, clients)
+
+    monkeypatch.setattr(ClientStates, "prefetch", noting)
+    play(tmp_path, job(tmp_path, cohort=POWER, algorithm={"name": "scaffold"}))
+    assert asked == [clients for members in chosen for clients in (members, [])]
 
 
 def test_as_many_candidates_as_places_need_no_loss(tmp_path, chosen):
