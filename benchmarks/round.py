@@ -256,7 +256,7 @@ class BareLoop:
 
     def _work(self, client: int, round: int) -> _Visit:
         task = self._run.training.clients.task(client, round)
-        weight = float(self._run.training.weights[client])
+        weight = float(self._components.weights[client])
         return _Visit(weight, list(task.batches), task.dropout_seed)
 
     def _round(self, cohort: Sequence[_Visit], local_lr: float) -> None:

@@ -108,6 +108,7 @@ class Facts(NamedTuple):
     loss: str = "data"  # the kind of the job's loss; that of its data
     # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.
     layout: Layout | Callable[[], Layout] | None = None
+    cohort: str = "uniform"  # the kind of the cohorts
 
 
 class Client(NamedTuple):

@@ -42,6 +42,11 @@ class DPFedAvg(FedAvg):
     def resolve(self, facts: Facts) -> "DPFedAvg":
         if facts.weights != "uniform":
             raise ValueError("bounds what one client adds to a plain mean; set weights: uniform")
+        if facts.cohort in ("importance", "power_of_choice"):
+            raise ValueError(
+                f"has no bound for cohorts of {facts.cohort}, in which a client may count twice or "
+                "is chosen by its data; take uniform or bernoulli"
+            )
         return self
 
     def finish(

@@ -24,7 +24,8 @@ TABLE_ENTRY = 32  # bytes of a row in a row table: four int64
 class ScheduleUsage(NamedTuple):
     """Counts of clients and states after all rounds, on a number of ranks.
 
-    They follow from the seed alone, as cohorts do not depend on training.
+    They follow from the seed alone.  Where losses choose the clients of a round, all its candidates
+    count as seen, and as many of a rank's as there are places.
     """
 
     owner: IntArray
@@ -121,13 +122,15 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
     for t in range(job.rounds):
-        members, _, wait = components.participation(t)
-        if wait is not None:
-            clock.pass_round(wait)
-            asked += wait.asked
-        visits += len(members)
+        participation = components.participation(t)
+        if participation.wait is not None:
+            clock.pass_round(participation.wait)
+            asked += participation.wait.asked
+        visits += len(participation.members)
+        members = components.possible(t)
         seen[members] = recent[members] = True
-        most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
+        owned = np.minimum(np.bincount(owner[members], minlength=ranks), components.places)
+        most = np.maximum(most, owned)
         if job.checkpoint.due(t + 1, job.rounds):
             between = np.maximum(between, np.bincount(owner[recent], minlength=ranks))
             recent[:] = False
@@ -147,10 +150,12 @@ def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
     job, ranks = components.job, len(usage.most_owned)
     if job.balance == "owner":
         return usage.most_owned
+    if components.places < len(components.rows):  # any of a round's members may come to a rank
+        return np.full(ranks, components.places)
     most = np.zeros(ranks, np.int64)
     examples = np.array(components.clients.examples, dtype=np.int64)
-    rounds = range(job.rounds)
-    cohorts = ((components.participation(t).members, components.work_in(t)) for t in rounds)
+    rounds = (components.participation(t) for t in range(job.rounds))
+    cohorts = ((each.members, components.work_in(each)) for each in rounds)
     groups = ((members, examples[members]) for members in components.warm_start_groups)
     for members, sizes in chain(groups, cohorts):
         trainer = assign_trainers(usage.owner[members], sizes, ranks)

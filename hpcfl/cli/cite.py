@@ -73,3 +73,5 @@ def _names(job: Settings) -> Iterator[str]:
     for what, key in (("optimizer", "local.optimizer"), ("loss", "loss")):
         if f"{key}.kind" in job:  # not sgd, nor the loss of the data
             yield f"{what} {job.get(f'{key}.of', job[f'{key}.kind'])}"
+    if (cohort := f"cohort {job['cohort.kind']}") in references():
+        yield cohort

@@ -67,6 +67,10 @@ class Assignment(NamedTuple):
     """The transfers between all ranks; the same list on every rank."""
 
 
+NOBODY = Assignment(-1, [], [], [])
+"""Of no round: stands for the next one where its cohort is not known yet."""
+
+
 class Balance:
     """Computes the assignments of one rank, round by round.
 
@@ -98,10 +102,14 @@ class Balance:
     def _assignment(self, round: int) -> Assignment:
         if round >= self._rounds:
             return Assignment(round, [], [], [])
-        members = self._draw(round)
+        work = None if self._work is None else self._work(round)
+        return self.of(round, self._draw(round), work)
+
+    def of(self, round: int, members: IntArray, work: IntArray | None) -> Assignment:
+        """The assignment of this rank in a round with these members and this work."""
         owner = trainer = self._owner[members]
-        if self._work is not None:
-            trainer = assign_trainers(owner, self._work(round), self._ranks)
+        if work is not None:
+            trainer = assign_trainers(owner, work, self._ranks)
         moved = np.flatnonzero(owner != trainer)
         columns = (members[moved], owner[moved], trainer[moved])
         return Assignment(

@@ -1,4 +1,7 @@
-"""Sample the clients of a round: a function of the seed and the round, the same on every rank."""
+"""Sample the clients of a round: a function of the seed and the round, the same on every rank.
+
+``power_of_choice`` draws candidates so; which of them take part is known when the round begins.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Discriminator
 
 from hpcfl.errors import JobError
@@ -15,10 +19,13 @@ from hpcfl.io.regular import read
 from hpcfl.seeds import stream
 from hpcfl.types import Count, Fraction, IntArray, PathText, Section
 
+Weights = NDArray[np.float64]
+"""[N], positive, the job's weight of every client."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Sized(Section):
-    """Cohorts of one size."""
+class _WithSize(Section):
+    """Cohorts with a key ``size``."""
 
     size: Count
     """|S|, clients of a round."""
@@ -37,13 +44,23 @@ class Sized(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sized(_WithSize):
+    """Cohorts of one size."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Uniform(Sized):
     """``size`` clients, without replacement."""
 
     kind: Literal["uniform"] = "uniform"
 
     def draw(
-        self, round: int, population: int, seed: int, available: IntArray | None = None
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
     ) -> IntArray:
         """The round's clients, ascending: out of all, or of those ``available``, or all of them."""
         ids = np.arange(population) if available is None else available
@@ -68,7 +85,12 @@ class Bernoulli(Section):
         """Any population is valid; a run refuses cohorts that all turn out empty."""
 
     def draw(
-        self, round: int, population: int, seed: int, available: IntArray | None = None
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
     ) -> IntArray:
         """The round's clients, ascending; none that is not ``available``."""
         present = stream(seed, "cohort", round).random(population) < self.p
@@ -82,7 +104,12 @@ class Cyclic(Sized):
     kind: Literal["cyclic"] = "cyclic"
 
     def draw(
-        self, round: int, population: int, seed: int, available: IntArray | None = None
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
     ) -> IntArray:
         """The round's clients, ascending; none that is not ``available``."""
         members: IntArray = (round * self.size + np.arange(self.size)) % population
@@ -148,10 +175,110 @@ class Replay(Section):
             raise JobError("cohort.rounds: every cohort is empty")
 
     def draw(
-        self, round: int, population: int, seed: int, available: IntArray | None = None
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
     ) -> IntArray:
         """The round's clients, ascending; none that is not ``available``."""
         return _present(np.sort(np.asarray(self.cohorts[round], dtype=np.int64)), available)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance(_WithSize):
+    """``size`` draws with replacement, with the probabilities that ``weights`` gives.
+
+    A client trains once, and counts in the mean as often as it was drawn.  The mean of a round is
+    thus unbiased for the weighted mean over all clients: scheme I of Li et al. (2020).
+    """
+
+    kind: Literal["importance"] = "importance"
+    size: Count
+    """Draws of a round."""
+
+    def draws(
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
+    ) -> IntArray:
+        """The round's draws, ascending: a client as often as it was drawn."""
+        ids = np.arange(population) if available is None else available
+        draw = stream(seed, "cohort", round)
+        return np.sort(_drawn(draw, ids, weights, self.size if len(ids) else 0, replace=True))
+
+    def draw(
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
+    ) -> IntArray:
+        """The round's clients, ascending, each once; none that is not ``available``."""
+        return np.unique(self.draws(round, population, seed, available, weights))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerOfChoice(Sized):
+    """Of ``candidates``, drawn as ``weights`` says, the ``size`` with the largest loss.
+
+    Power-of-choice (Cho, Wang, Joshi, 2020), pow-d: the candidates are drawn without replacement,
+    receive the model, and send its loss on all their training examples.  Those with the largest
+    losses train, and all of them weigh the same; the mean is biased towards them on purpose.
+    """
+
+    kind: Literal["power_of_choice"] = "power_of_choice"
+    candidates: Count
+    """d, clients of a round that send their loss."""
+
+    def __post_init__(self) -> None:
+        if self.candidates < self.size:
+            raise ValueError(
+                f"candidates: found {self.candidates}, expected {self.size} at least, the size"
+            )
+
+    def check(self, population: int, rounds: int) -> None:
+        """Raise JobError where the cohorts do not fit the population."""
+        if self.candidates > population:
+            raise JobError(
+                f"cohort.candidates: {self.candidates} clients, but the population has "
+                f"{population}; use at most {population}"
+            )
+
+    def draw_candidates(
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
+    ) -> IntArray:
+        """Those who send their loss, as drawn; all who are ``available`` where these are fewer."""
+        ids = np.arange(population) if available is None else available
+        draw = stream(seed, "cohort", round)
+        return _drawn(draw, ids, weights, min(self.candidates, len(ids)), replace=False)
+
+    def draw(
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
+    ) -> IntArray:
+        """What a plan takes for the round's clients, as losses are not known: the first drawn."""
+        drawn = self.draw_candidates(round, population, seed, available, weights)
+        return np.sort(drawn[: self.size])
+
+    def choose(self, candidates: IntArray, losses: NDArray[np.float64]) -> IntArray:
+        """The round's clients, ascending: those with the largest losses, or the lowest numbers."""
+        order = np.lexsort((candidates, -losses))
+        return np.sort(candidates[order[: self.size]])
 
 
 def _present(clients: IntArray, available: IntArray | None) -> IntArray:
@@ -159,4 +286,16 @@ def _present(clients: IntArray, available: IntArray | None) -> IntArray:
     return clients if available is None else clients[np.isin(clients, available)]
 
 
-CohortConfig = Annotated[Uniform | Bernoulli | Cyclic | Replay, Discriminator("kind")]
+def _drawn(
+    draw: np.random.Generator, ids: IntArray, weights: Weights | None, size: int, *, replace: bool
+) -> IntArray:
+    """Draw ``size`` of these clients, one after the other, by their weights; alike without any."""
+    if not size:
+        return ids[:0]
+    own = np.ones(len(ids)) if weights is None else weights[ids]
+    return ids[draw.choice(len(ids), size, replace=replace, p=own / own.sum())]
+
+
+CohortConfig = Annotated[
+    Uniform | Bernoulli | Cyclic | Replay | Importance | PowerOfChoice, Discriminator("kind")
+]

@@ -7,6 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from hpcfl.algorithms.base import Cohort
+from hpcfl.cohort.assignment import NOBODY, Assignment
+from hpcfl.cohort.participation import Participation
+from hpcfl.engine.choice import choose
 from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
 from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
@@ -81,9 +84,10 @@ def run_round(
         DivergedError: an upload or the server is not finite.
     """
     algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
-    members, steps, wait = schedule.participation(t)
-    size = len(members)
-    record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
+    record: Record = {"round": t + 1, "clients": 0, "down_bytes": 0, "up_bytes": 0}
+    participation, assignment, upcoming = _participation(run, server, t, record)
+    members, steps, wait = participation
+    size = record["clients"] = len(members)
     record |= training.clients.work_of(members, steps)
     if run.clock is not None and wait is not None:
         record |= run.clock.pass_round(wait)
@@ -95,11 +99,11 @@ def run_round(
         if algorithm.updates_without_clients:
             server = _updated(run, server, run.schema.zero_mean(server.x), cohort)
         return server, record, RoundRequests.of(maxima)
-    mine = schedule.my_clients(t)
+    mine = assignment.trained
     passes = 1 + (algorithm.full_gradient != "none")
     # The reads of this round in their order, full gradients first, and those of the next round.
-    training.clients.prefetch([*mine * passes, *schedule.my_clients(t + 1)])
-    weights = [float(training.weights[i]) for i in mine]
+    training.clients.prefetch([*mine * passes, *upcoming.trained])
+    weights = dict(zip(members.tolist(), schedule.weights(t, members).tolist(), strict=True))
     tasks = training.clients.tasks(mine, t, steps)
     timer.mark("sample")
     cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, local_values)
@@ -107,32 +111,53 @@ def run_round(
     require_form(algorithm, "prepare", "a server", prepared, "before", server)
     message = algorithm.broadcast(prepared)
     record["down_bytes"] += size * algorithm.down_bytes(message)
-    states = training.states.load(schedule.assignment(t), schedule.assignment(t + 1))
+    states = training.states.load(assignment, upcoming)
     timer.mark("read")
     results = training.executor.train(
         message, tasks, states, local_models=run.observer.needs_local_models(t)
     )
     del states  # make room for the new ones: together they may not fit
-    training.clients.make_ahead(schedule.my_clients(t + 1), t + 1)
+    training.clients.make_ahead(upcoming.trained, t + 1)
     timer.mark("compute")
     record["data_s"] = training.clients.pop_elapsed_s()
     timer.move(record["data_s"], "compute", "read")
     for task, result in zip(tasks, results, strict=True):
         run.schema.require_form_of(algorithm, task, result)
     uploads = [run.schema.with_loss(result.upload, result.loss) for result in results]
-    total = float(training.weights[members].sum())
     mean, up, maxima = run.uploads.mean(
-        uploads, mine, weights, total=total, cohort=size, local_values=local_values(), round=t + 1
+        uploads,
+        mine,
+        [weights[i] for i in mine],
+        total=sum(weights.values()),
+        cohort=size,
+        local_values=local_values(),
+        round=t + 1,
     )
     timer.record_wait(RoundRequests.metrics(maxima))
     record["up_bytes"] += up
-    training.states.save(schedule.assignment(t), [result.state for result in results], message.x)
+    training.states.save(assignment, [result.state for result in results], message.x)
     timer.mark("write")
     upload, loss = run.schema.split_loss(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
     after = _updated(run, prepared, upload, cohort)
     record |= run.observer.observe(cohort, message, after.x, tasks, results)
     return after, record, RoundRequests.of(maxima)
+
+
+def _participation(
+    run: Run, server: Any, t: int, record: Record
+) -> tuple[Participation, Assignment, Assignment]:
+    """Who takes part in a round, this rank's clients of it, and of the next one as far as known.
+
+    Collective where losses choose.
+    """
+    schedule = run.schedule
+    if run.choice is None:
+        return schedule.participation(t), schedule.assignment(t), schedule.assignment(t + 1)
+    participation = choose(run, run.choice, server, t, record)
+    assignment = run.choice.assignment(t, participation)
+    run.training.states.prefetch(assignment.owned)
+    return participation, assignment, NOBODY
 
 
 def _updated(run: Run, server: Any, mean: Any, cohort: Cohort) -> Any:

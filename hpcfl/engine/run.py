@@ -19,12 +19,13 @@ from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import RoundSchema
 from hpcfl.engine.timing import RoundTimer, SimulatedClock
+from hpcfl.evaluation.measure import Meter
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.executor import Executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.signals import Signals
-from hpcfl.types import Record, Vector
+from hpcfl.types import IntArray, Record, Vector
 
 
 class CheckpointState(NamedTuple):
@@ -87,6 +88,8 @@ class Schedule:
     """From a round, counted from zero, to who takes part in it, and how."""
     assignment: Callable[[int], Assignment]
     """From a round to the clients of this rank; to none after the last round."""
+    weights: Callable[[int, IntArray], NDArray[np.float64]]
+    """From a round and its members to the weight of each in the mean of the uploads."""
     local_lr: Callable[[int], float]
     """From a round to its local learning rate."""
     evaluation_due: Callable[[int], bool]
@@ -96,9 +99,20 @@ class Schedule:
     checkpoint_minutes: float | None
     """A checkpoint is also due so many minutes after the last one; None: never."""
 
-    def my_clients(self, round: int) -> list[int]:
-        """The members of a round's cohort that this rank trains."""
-        return self.assignment(round).trained
+
+@dataclass(frozen=True)
+class Choice:
+    """How clients are chosen by their losses, where ``Schedule`` cannot know the cohorts."""
+
+    candidates: Callable[[int], IntArray]
+    """From a round to the clients that send their loss."""
+    owned: NDArray[np.bool_]
+    """[N], the clients whose loss this rank computes."""
+    meter: Meter
+    choose: Callable[[int, IntArray, NDArray[np.float64]], Participation]
+    """From a round, its candidates and their losses to who takes part."""
+    assignment: Callable[[int, Participation], Assignment]
+    """From a round and who takes part in it to the clients of this rank."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +132,6 @@ class Training:
     clients: ClientPool
     executor: Executor
     states: ClientStates | RemoteClientStates
-    weights: NDArray[np.float64]
-    """[N], the weight of every client in the mean of the uploads."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +143,8 @@ class Run:
     x0: Vector
     warm_start_groups: WarmStartGroups
     schedule: Schedule
+    choice: Choice | None
+    """None where the seed determines the cohorts."""
     training: Training
     comm: Comm
     uploads: Reduction

@@ -137,7 +137,8 @@ class Job(Section):
     """data: that of the data set; label_smoothing, focal, or a dotted path of a function of outputs
     and labels that gives a term for each example; or a section of its ``kind`` and keys."""
     weights: Literal["examples", "uniform"] = "examples"
-    """Aggregation weights: p_i = n_i / sum n, or 1 / |S|."""
+    """Aggregation weights: p_i = n_i / sum n, or 1 / |S|; of cohorts by importance and by power of
+    choice, the probabilities of the draws."""
     precision: Precision = "float32"
     """bf16: autocast, slow on a CPU without instructions for it; on a GPU recurrent layers stay in
     float32.  tf32: on a GPU only."""
@@ -563,6 +564,7 @@ def facts_of(job: Job, population: int, classes: int | None, layout: Layout | No
     return Facts(
         participation=job.cohort.participation(population),
         population=population,
+        cohort=job.cohort.kind,
         weights=job.weights,
         weight_decay=local.weight_decay,
         optimizer=local.optimizer if isinstance(local.optimizer, str) else local.optimizer.kind,

@@ -27,7 +27,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from hpcfl.cohort.participation import Participation, Wait
-from hpcfl.cohort.sampling import CohortConfig, Sized
+from hpcfl.cohort.sampling import CohortConfig, Importance, PowerOfChoice, Sized
 from hpcfl.errors import JobError
 from hpcfl.local.device_trace import DeviceTrace, read_trace
 from hpcfl.seeds import stream
@@ -148,6 +148,7 @@ class Participants:
         population: N.
         seed: the job's.
         visits: of the clients.
+        weights: [N], the job's, positive; alike when absent.
 
     Raises:
         JobError, DataError: the trace cannot be read, or does not fit the job.
@@ -160,10 +161,12 @@ class Participants:
         population: int,
         seed: int,
         visits: Visits,
+        weights: FloatArray | None = None,
     ) -> None:
         self._cohort, self._devices, self._seed = cohort, devices or Devices(), seed
         self._asking, self._simulated = self._devices.asking(cohort), devices is not None
         self._population, self._visits = population, visits
+        self._weights = np.ones(population) if weights is None else weights
         self._trace: DeviceTrace | None = None
         if self._devices.path is not None:
             self._trace = read_trace(Path(self._devices.path), population)
@@ -180,8 +183,37 @@ class Participants:
 
     def __call__(self, round: int) -> Participation:
         """Who takes part in ``round``, counted from zero."""
-        asked = self._asking.draw(round, self._population, self._seed, self.available(round))
-        return self.answers(round, asked)
+        return self.answers(round, self._asking.draw(*self._drawing(round)))
+
+    def candidates(self, round: int) -> IntArray:
+        """Where losses choose: the clients whose losses are needed, ascending."""
+        return np.sort(self._chosen_by_loss.draw_candidates(*self._drawing(round)))
+
+    def choose(self, round: int, candidates: IntArray, losses: FloatArray) -> Participation:
+        """Who takes part in ``round``, where these losses of its candidates decide who is asked."""
+        return self.answers(round, self._chosen_by_loss.choose(candidates, losses))
+
+    @property
+    def _chosen_by_loss(self) -> PowerOfChoice:
+        if not isinstance(self._asking, PowerOfChoice):
+            raise TypeError(f"no loss chooses the cohorts of {self._asking.kind}")
+        return self._asking
+
+    def weights(self, round: int, members: IntArray) -> FloatArray:
+        """[S], the weight of each client that takes part in the mean of the uploads.
+
+        Where clients are drawn by their weights, each counts as often as it was drawn.
+        """
+        if isinstance(self._asking, Importance):
+            drawn = self._asking.draws(*self._drawing(round))
+            return np.bincount(drawn, minlength=self._population)[members].astype(np.float64)
+        if isinstance(self._asking, PowerOfChoice):
+            return np.ones(len(members))
+        return self._weights[members]
+
+    def _drawing(self, round: int) -> tuple[int, int, int, IntArray | None, FloatArray]:
+        """The arguments of a draw."""
+        return round, self._population, self._seed, self.available(round), self._weights
 
     def typical(self) -> FloatArray:
         """[N], simulated seconds of each client in round 1, without jitter."""

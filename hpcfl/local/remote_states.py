@@ -95,6 +95,10 @@ class RemoteClientStates:
         elapsed, self._elapsed_s = self._elapsed_s, 0.0
         return round(elapsed, 9)
 
+    def prefetch(self, clients: Sequence[int]) -> None:
+        """Start to read the states of these clients, which this rank owns."""
+        self._owned.prefetch(clients)
+
     def _send_to_trainers(self, assignment: Assignment) -> None:
         """Collective: send own clients' states to the ranks that train them; receive others'."""
         remote: dict[int, Any | None] = {}

@@ -93,7 +93,11 @@ def _rounds(timed: TimedRun, folder: Path, *, show_progress: bool) -> list[float
             f"rounds: found {run.schedule.rounds}, expected 2 at least that have a client: the "
             f"first warms up; set rounds={ROUNDS + 1}, and larger cohorts where most are empty"
         )
-    done = [int(asked.in_round(r["round"] - 1)[1].sum()) for r in records]
+    if run.choice is None:
+        done = [int(asked.in_round(r["round"] - 1)[1].sum()) for r in records]
+    else:  # who was chosen is not known here, but how many steps they took
+        mean = asked.steps.sum() / timed.components.clients.steps_per_round.sum()
+        done = [r["steps"] * mean for r in records]
     beyond = ("sample_s", "read_s", "write_s")
     return [
         median(r["compute_s"] / n for r, n in zip(records, done, strict=True)),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.data.partition import bytes_of
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.io.memory import number, return_freed_memory
@@ -194,6 +195,8 @@ def memory(
     # A checkpoint's copy of the server, and its file in memory, while it is written.
     saved = 2 * (nbytes(schema.server) + watched.cosine * vector) * (holding.rank == 0)
     tested = min(whole, max(len(components.tests()), len(components.validation())))
+    if isinstance(job.cohort, PowerOfChoice):
+        tested = max(tested, min(whole, largest))
     wide = 8 // components.x0.itemsize if job.reduction == "exact" else 1  # exact sums are of int64
     return Memory(
         program=None if process.resident is None else max(0, process.resident - data),

@@ -19,6 +19,7 @@ from hpcfl.checks.disk import (
     state_bytes,
     store_bytes,
 )
+from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.engine.dry_round import Traffic, nbytes, traffic
 from hpcfl.engine.statistics import statistics_in
 from hpcfl.evaluation.privacy import Accountant, accountant
@@ -77,6 +78,10 @@ class Plan:
     """Of a client in a round."""
     warm_start: Traffic
     """Of all clients together, before round 1."""
+    choice: Traffic
+    """Of the candidates of a round, besides what those of them that train receive and send."""
+    candidates: int
+    """Clients of a round that compute their loss on all their examples; 0: none do."""
     counted: str
     """How a paper counts the traffic, where it counts otherwise."""
     own: int
@@ -109,8 +114,10 @@ class Plan:
     @property
     def in_all(self) -> Traffic:
         """Traffic of the whole job."""
-        sizes = zip(self.traffic, self.warm_start, strict=True)
-        return Traffic(*(self.visits * each + once for each, once in sizes))
+        sizes = zip(self.traffic, self.choice, self.warm_start, strict=True)
+        return Traffic(
+            *(self.visits * one + self.rounds * more + once for one, more, once in sizes)
+        )
 
 
 def plan(components: Components, ranks: int, *, process: Process, activations: Activations) -> Plan:
@@ -148,6 +155,8 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         tuning_steps=components.tuning_steps,
         traffic=traffic(components.algorithm, schema),
         warm_start=_warm_start_traffic(components),
+        choice=_choice_traffic(components),
+        candidates=_candidates(components),
         counted=components.algorithm.traffic_note,
         own=kept.own.bytes,
         shared=kept.shared.bytes,
@@ -165,10 +174,28 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
 
 def _warm_start_traffic(components: Components) -> Traffic:
     """The initial model down to every client, and its full gradient up."""
-    times, vector = components.algorithm.warm_start * len(components.rows), nbytes(components.x0)
+    times = components.algorithm.warm_start * len(components.rows)
+    return Traffic(times * _received(components), times * nbytes(components.x0))
+
+
+def _candidates(components: Components) -> int:
+    cohort = components.job.cohort
+    return cohort.candidates if isinstance(cohort, PowerOfChoice) else 0
+
+
+def _choice_traffic(components: Components) -> Traffic:
+    """The model down to the candidates that do not train, and the loss of each candidate up."""
+    candidates = _candidates(components)
+    return Traffic(
+        max(0, candidates - components.places) * _received(components),
+        candidates * components.x0.itemsize,
+    )
+
+
+def _received(components: Components) -> int:
+    """Bytes of the model, with its running statistics."""
     statistics = statistics_in(components.schema.server)
-    down = vector + (0 if statistics is None else nbytes(statistics))
-    return Traffic(times * down, times * vector)
+    return nbytes(components.x0) + (0 if statistics is None else nbytes(statistics))
 
 
 def _share(

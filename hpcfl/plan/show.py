@@ -216,6 +216,7 @@ def _duration(hours: float) -> str:
 
 def _hours(found: Prediction) -> str:
     """The time of a round and of all."""
+    more = f",\n         {found.choose:.3g} s the candidates' losses" if found.choose else ""
     ship = (
         f",\n         {found.ship:.3g} s states on their way to other ranks" if found.ship else ""
     )
@@ -223,7 +224,7 @@ def _hours(found: Prediction) -> str:
         f"{_duration(found.hours)} in all: {found.round:.4g} s a round, {found.evaluate:.3g} s an "
         f"evaluation\na round: {found.train:.4g} s training on the busiest rank "
         f"({found.busiest:.3g}x the mean of all),\n         {found.convert:.3g} s the exact mean, "
-        f"{found.exchange:.3g} s all-reduces, {found.rest:.3g} s else{ship}"
+        f"{found.exchange:.3g} s all-reduces, {found.rest:.3g} s else{ship}{more}"
     )
 
 
@@ -241,7 +242,8 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     yield (
         "clients",
         (
-            f"{found.seen} of {found.population} take part; {found.rounds} rounds "
+            f"{'at most ' * bool(found.candidates)}{found.seen} of {found.population} take part; "
+            f"{found.rounds} rounds "
             f"of {found.cohort:.4g}"
         ),
     )
@@ -264,6 +266,13 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     yield "local work", f"{steps} steps of {each} per client and round{always}"
     if whole and not always:
         yield "", f"{whole}, in {found.full_gradient_rounds} of the rounds"
+    if found.candidates:
+        down, up = map(decimal, found.choice)
+        yield (
+            "choice",
+            f"{found.candidates} candidates a round compute the loss of all their examples: "
+            f"{down} more down, {up} up",
+        )
     if found.warm_start.down:
         yield (
             "warm start",

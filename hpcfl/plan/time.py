@@ -24,6 +24,8 @@ but for a rank's own part (reduce-scatter and all-gather), which no algorithm ca
 round takes M means: of its uploads, and of full gradients where the server has them (P counts the
 numbers of all).  A mean has two all-reduces, a small one and that of the sum.  The evaluation is
 spread: ceil(tests / R) test_s; and with fine-tuning of k steps ceil(N / R) (k step_s + visit_s).
+Where clients are chosen by their losses, the examples of the candidates that the busiest rank owns
+take test_s each, and the losses a small all-reduce; the first candidates stand for the chosen ones.
 
 Left out: checkpoints, which are written in the background; reading data ahead, which must keep up;
 the start; ranks that wait for a slow neighbour by chance.
@@ -37,6 +39,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
+from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.errors import JobError
 from hpcfl.plan.full_gradients import full_gradient_means, full_gradient_rounds, full_gradients
 from hpcfl.setup.components import Components
@@ -105,6 +108,8 @@ class Work:
     evaluations: int
     tuning_steps: int = 0
     """Of each client in an evaluation, before its own model is scored."""
+    candidates: Callable[[int], IntArray] | None = None
+    """Round -> the clients that compute their loss on all their examples; None: none do."""
     warm_start: "Work | None" = None
     """The work of the pass over all clients before round 1, whose rounds are its groups."""
     left_out: Callable[[int], tuple[IntArray, IntArray]] | None = None
@@ -141,6 +146,8 @@ class Prediction(NamedTuple):
     """The all-reduces."""
     ship: float
     """States on their way to other ranks than their clients' own, and back."""
+    choose: float
+    """The candidates' losses."""
     rest: float
     evaluate: float
     """Of one evaluation."""
@@ -152,7 +159,7 @@ class Prediction(NamedTuple):
     @property
     def round(self) -> float:
         """Without an evaluation."""
-        return self.train + self.convert + self.exchange + self.ship + self.rest
+        return sum((self.train, self.convert, self.exchange, self.ship, self.choose, self.rest))
 
 
 def work(components: Components) -> Work:
@@ -165,7 +172,7 @@ def work(components: Components) -> Work:
     means = full_gradient_means(components)
 
     def left_out(round: int) -> tuple[IntArray, IntArray]:
-        steps, examples = components.left_out(round)
+        steps, examples = components.left_out(components.participation(round))
         return steps * components.schema.gradients, examples
 
     found = Work(
@@ -184,6 +191,7 @@ def work(components: Components) -> Work:
         rounds=job.rounds,
         evaluations=job.evaluate.count(job.rounds),
         tuning_steps=components.tuning_steps,
+        candidates=components.possible if isinstance(job.cohort, PowerOfChoice) else None,
         left_out=None if job.devices is None else left_out,
     )
     groups = components.warm_start_groups
@@ -198,6 +206,7 @@ def work(components: Components) -> Work:
         means=1,
         rounds=len(groups),
         evaluations=0,
+        candidates=None,
         left_out=None,
     )
     return replace(found, warm_start=once)
@@ -230,7 +239,12 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     owner = assign_owners(asked.examples.tolist(), ranks)
     found = [_busiest(asked, t, owner, ranks, costs) for t in asked.sampled()]
     train, convert, ship, busiest = np.mean(found, axis=0).tolist()
-    size, exchange = asked.parameters, 0.0
+    size, exchange, choose = asked.parameters, 0.0, 0.0
+    if asked.candidates is not None:
+        lost = (asked.candidates(t) for t in asked.sampled())
+        most = [np.bincount(owner[them], asked.examples[them], ranks).max() for them in lost]
+        choose = float(np.mean(most)) * costs.test_s
+        choose += 2 * (ranks - 1).bit_length() * (costs.latency_s or 0.0)
     if ranks > 1 and costs.latency_s is not None and costs.bandwidth is not None:
         steps = (ranks - 1).bit_length()  # ceil(log2 ranks), in whole numbers
         exchange = 4 * asked.means * steps * costs.latency_s
@@ -240,12 +254,14 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     if asked.tuning_steps:
         each = asked.tuning_steps * costs.step_s + costs.visit_s
         evaluate += ceil(len(asked.examples) / ranks) * each
-    one = train + convert + exchange + ship + costs.round_s
+    one = train + convert + exchange + ship + choose + costs.round_s
     hours = (asked.rounds * one + asked.evaluations * evaluate) / 3600
     if asked.warm_start is not None:
         once = replace(asked.warm_start, balance=asked.balance)
         hours += predict(once, ranks, costs).hours
-    return Prediction(train, convert, exchange, ship, costs.round_s, evaluate, busiest, hours)
+    return Prediction(
+        train, convert, exchange, ship, choose, costs.round_s, evaluate, busiest, hours
+    )
 
 
 def _busiest(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hpcfl.algorithms.base import Algorithm, Message, RandomInit
 from hpcfl.cohort.assignment import Assignment, Balance, in_groups
 from hpcfl.cohort.participation import Participation
+from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.fast import FastReduction
@@ -25,7 +26,7 @@ from hpcfl.data.split import Split, split_examples
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round, traffic
 from hpcfl.engine.hook_rules import hook_advice
-from hpcfl.engine.run import Run, RunHooks, Schedule, Training, WarmStartGroups
+from hpcfl.engine.run import Choice, Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.statistics import (
     WithStatistics,
     at_statistics,
@@ -35,6 +36,7 @@ from hpcfl.engine.statistics import (
 )
 from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
+from hpcfl.evaluation.measure import Meter
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool
 from hpcfl.local.client_states import ClientStates
@@ -183,7 +185,7 @@ class Components:
             each * pool.examples_per_round + before,
             lambda client, steps: each * pool.examples_in(client, steps) + int(before[client]),
         )
-        return Participants(job.cohort, job.devices, len(pool), job.seed, visits)
+        return Participants(job.cohort, job.devices, len(pool), job.seed, visits, self.weights)
 
     @cached_property
     def participation(self) -> Callable[[int], Participation]:
@@ -193,12 +195,25 @@ class Components:
         """
         return lru_cache(2)(self.participants)
 
-    def left_out(self, round: int) -> tuple[IntArray, IntArray]:
+    def possible(self, round: int) -> IntArray:
+        """Those who may take part in a round; where losses choose, its candidates."""
+        if isinstance(self.job.cohort, PowerOfChoice):
+            return self.participants.candidates(round)
+        members: IntArray = self.participation(round).members
+        return members
+
+    @property
+    def places(self) -> int:
+        """Of those who may take part in a round, how many do at most."""
+        cohort = self.job.cohort
+        return cohort.size if isinstance(cohort, PowerOfChoice) else len(self.rows)
+
+    def left_out(self, participation: Participation) -> tuple[IntArray, IntArray]:
         """[K], local steps, and examples in them, that clients leave out to meet a deadline.
 
-        Of each client that takes part in ``round``.
+        Of each client that takes part.
         """
-        members, steps, _ = self.participation(round)
+        members, steps, _ = participation
         less = np.zeros((2, len(members)), dtype=np.int64)
         for client, taken in steps.items():
             less[:, np.searchsorted(members, client)] = (
@@ -207,10 +222,10 @@ class Components:
             )
         return less[0], less[1]
 
-    def work_in(self, round: int) -> IntArray:
-        """[K], the ``examples_per_round`` of each client that takes part in ``round``."""
-        members, work = self.participation(round).members, self.examples_per_round
-        less: IntArray = work[members] - self.left_out(round)[1]
+    def work_in(self, participation: Participation) -> IntArray:
+        """[K], the ``examples_per_round`` of each client that takes part."""
+        members, work = participation.members, self.examples_per_round
+        less: IntArray = work[members] - self.left_out(participation)[1]
         return less
 
     def own_model(self, store: ClientStore, client: int, x: Vector) -> Vector | None:
@@ -529,7 +544,7 @@ def build_run(
         lambda t: participation(t).members,
         job.rounds,
         owner,
-        c.work_in if steal else None,
+        (lambda t: c.work_in(participation(t))) if steal else None,
         comm.rank,
         comm.size,
     )
@@ -559,10 +574,20 @@ def build_run(
             rounds=job.rounds,
             participation=participation,
             assignment=balance.assignment,
+            weights=c.participants.weights,
             local_lr=job.local_lr,
             evaluation_due=partial(job.evaluate.due, rounds=job.rounds),
             checkpoint_due=partial(job.checkpoint.due, rounds=job.rounds),
             checkpoint_minutes=job.checkpoint.minutes,
+        ),
+        choice=None
+        if not isinstance(job.cohort, PowerOfChoice)
+        else Choice(
+            candidates=c.participants.candidates,
+            owned=owner == comm.rank,
+            meter=Meter(gradient, c.dataset.loss, c.dataset.classes),
+            choose=c.participants.choose,
+            assignment=lambda t, of: balance.of(t, of.members, c.work_in(of) if steal else None),
         ),
         training=Training(
             clients=c.clients,
@@ -570,7 +595,6 @@ def build_run(
             states=RemoteClientStates(states, c.stored_state, comm, c.device)
             if sends_states
             else states,
-            weights=c.weights,
         ),
         comm=comm,
         uploads=c.uploads(comm),

@@ -8,7 +8,9 @@ import pytest
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.cli.cite import references
+from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data import SOURCES
+from hpcfl.job.description import kinds
 from hpcfl.models import MODELS
 from hpcfl.models.training_loss import TRAINING_LOSSES
 from hpcfl.optim import OPTIMIZERS
@@ -19,6 +21,7 @@ REGISTERED = {
     "data": SOURCES,
     "optimizer": OPTIMIZERS,
     "loss": TRAINING_LOSSES,
+    "cohort": kinds(CohortConfig),
 }
 ENTRIES = sorted({entry for entries in references().values() for entry in entries})
 # What no paper introduced, and the user's own files.
@@ -29,6 +32,7 @@ WITHOUT = {
         for name in ("arrays", "huggingface", "image_folder", "table", "stackexchange")
     ),
     *("optimizer own", "loss own"),
+    *(f"cohort {kind}" for kind in ("uniform", "bernoulli", "cyclic", "replay")),
 }
 EXPLAINED = [
     (what, name)
@@ -101,6 +105,17 @@ def test_the_optimizer_of_the_local_steps_and_the_loss(job, hpcfl):
     assert re.findall(r"@\w+{(\w+)", found.text) == entries
     job.write_text(f"{text}loss: {{kind: own, of: torch.nn.functional.cross_entropy}}\n")
     assert hpcfl("cite", job).out[-1] == "% loss torch.nn.functional.cross_entropy: no entry"
+
+
+def test_cohorts_that_a_paper_introduced(job, hpcfl):
+    entries = {
+        "{kind: importance, size: 2}": ["zaccone2023", "lixiang2020"],
+        "{kind: power_of_choice, size: 2, candidates: 3}": ["zaccone2023", "cho2020"],
+    }
+    for cohort, found in entries.items():
+        text = re.sub(r"^cohort: .*$", f"cohort: {cohort}", job.read_text(), flags=re.MULTILINE)
+        job.write_text(text)
+        assert re.findall(r"@\w+{(\w+)", hpcfl("cite", job).text) == found
 
 
 def test_nothing_to_cite_is_refused(tmp_path, refused):

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from hpcfl.cohort.sampling import Bernoulli, CohortConfig, Cyclic, Replay, Uniform
+from hpcfl.cohort.sampling import (
+    Bernoulli,
+    CohortConfig,
+    Cyclic,
+    Importance,
+    PowerOfChoice,
+    Replay,
+    Uniform,
+)
 from hpcfl.errors import JobError
 
 
@@ -22,7 +30,16 @@ def test_cyclic_of_a_divisor_takes_everyone_once():
     assert sorted(seen.tolist()) == list(range(12))
 
 
-@pytest.mark.parametrize("cohort", [Uniform(size=5), Bernoulli(p=0.3), Cyclic(size=5)])
+@pytest.mark.parametrize(
+    "cohort",
+    [
+        Uniform(size=5),
+        Bernoulli(p=0.3),
+        Cyclic(size=5),
+        Importance(size=5),
+        PowerOfChoice(size=3, candidates=5),
+    ],
+)
 def test_a_draw_depends_on_seed_and_round_alone(cohort):
     backwards = {t: cohort.draw(t, 20, seed=1).tolist() for t in reversed(range(30))}
     assert all(cohort.draw(t, 20, seed=1).tolist() == backwards[t] for t in range(30))
@@ -64,11 +81,92 @@ def test_bernoulli_of_one_is_everyone():
     assert Bernoulli(p=1.0).draw(4, 6, seed=0).tolist() == list(range(6))
 
 
-@pytest.mark.parametrize("cohort", [Uniform(size=8), Cyclic(size=8)])
+@pytest.mark.parametrize("cohort", [Uniform(size=8), Cyclic(size=8), Importance(size=8)])
 def test_cohorts_larger_than_the_population(cohort):
     with pytest.raises(JobError, match=r"cohort.size: cohorts of 8.* at most 7"):
         cohort.check(7, 1)
     cohort.check(8, 1)
+
+
+WEIGHTS = np.array([10.0, 40.0, 5.0, 25.0, 20.0])
+
+
+def test_importance_draws_by_the_weights_and_with_replacement():
+    """3 draws of 4000 rounds: 12000 p_i in all, within five standard deviations."""
+    cohort = Importance(size=3)
+    drawn = [cohort.draws(t, 5, seed=0, weights=WEIGHTS) for t in range(4000)]
+    chances = WEIGHTS / 100
+    counts = np.bincount(np.concatenate(drawn), minlength=5)
+    assert counts.sum() == 12000
+    assert np.all(np.abs(counts - 12000 * chances) < 5 * np.sqrt(12000 * chances * (1 - chances)))
+    for t in range(50):
+        assert cohort.draw(t, 5, seed=0, weights=WEIGHTS).tolist() == sorted(set(drawn[t]))
+    doubled = np.mean([len(set(d)) < 3 for d in drawn])
+    assert doubled == pytest.approx(1 - 6 * _distinct_triples(chances), abs=0.04)
+
+
+def _distinct_triples(p):
+    """The sum of p_i p_j p_k over i < j < k."""
+    return sum(p[i] * p[j] * p[k] for i in range(5) for j in range(i) for k in range(j))
+
+
+def test_a_mean_by_importance_is_unbiased():
+    """(1/m) sum over draws of v_i has the mean sum p_i v_i and the variance of one draw over m."""
+    cohort, v = Importance(size=3), np.array([3.0, -1.0, 8.0, 0.5, 2.0])
+    means = [v[cohort.draws(t, 5, seed=7, weights=WEIGHTS)].mean() for t in range(4000)]
+    chances = WEIGHTS / 100
+    expected = chances @ v
+    deviation = np.sqrt((chances @ v**2 - expected**2) / 3)
+    assert np.mean(means) == pytest.approx(expected, abs=5 * deviation / np.sqrt(4000))
+    assert np.std(means) == pytest.approx(deviation, rel=0.05)
+
+
+def test_candidates_are_drawn_by_the_weights_without_replacement():
+    """One of two candidates of three clients: first by p, then by what is left of it."""
+    cohort, weights = PowerOfChoice(size=1, candidates=2), np.array([1.0, 2.0, 5.0])
+    drawn = [cohort.draw_candidates(t, 3, seed=0, weights=weights) for t in range(4000)]
+    assert all(len(set(d)) == 2 for d in drawn)
+    p = weights / 8
+    first = np.bincount([d[0] for d in drawn], minlength=3) / 4000
+    assert first == pytest.approx(p, abs=0.04)
+    pairs = sum(set(d) == {0, 1} for d in drawn) / 4000
+    assert pairs == pytest.approx(p[0] * p[1] / (1 - p[0]) + p[1] * p[0] / (1 - p[1]), abs=0.03)
+
+
+def test_the_largest_losses_are_chosen_and_of_equal_ones_the_lowest_numbers():
+    cohort, candidates = PowerOfChoice(size=2, candidates=4), np.array([1, 3, 4, 8])
+    assert cohort.choose(candidates, np.array([0.2, 0.9, 0.1, 0.7])).tolist() == [3, 8]
+    assert cohort.choose(candidates, np.array([0.5, 0.9, 0.5, 0.5])).tolist() == [1, 3]
+    assert cohort.choose(candidates, np.array([0.5, 0.5, 0.5, 0.9])).tolist() == [1, 8]
+    assert cohort.choose(candidates[:1], np.array([0.5])).tolist() == [1]
+
+
+def test_as_many_candidates_as_places_are_a_draw_by_the_weights():
+    cohort = PowerOfChoice(size=3, candidates=3)
+    for t in range(20):
+        drawn = cohort.draw_candidates(t, 5, seed=1, weights=WEIGHTS)
+        losses = np.random.default_rng(t).normal(size=3)
+        chosen = cohort.choose(np.sort(drawn), losses)
+        assert chosen.tolist() == cohort.draw(t, 5, seed=1, weights=WEIGHTS).tolist()
+
+
+@pytest.mark.parametrize("cohort", [Importance(size=3), PowerOfChoice(size=2, candidates=3)])
+def test_draws_by_weight_among_the_available(cohort):
+    few = np.array([1, 4])
+    seen = [cohort.draw(t, 5, 0, few, WEIGHTS) for t in range(200)]
+    assert set(np.concatenate(seen).tolist()) == {1, 4}
+    assert cohort.draw(0, 5, 0, few[:0], WEIGHTS).tolist() == []
+
+
+def test_fewer_candidates_than_places():
+    with pytest.raises(ValueError, match=r"^candidates: found 2, expected 3 at least, the size$"):
+        PowerOfChoice(size=3, candidates=2)
+
+
+def test_more_candidates_than_clients():
+    with pytest.raises(JobError, match=r"cohort.candidates: 8 clients.* at most 7"):
+        PowerOfChoice(size=3, candidates=8).check(7, 1)
+    PowerOfChoice(size=3, candidates=7).check(7, 1)
 
 
 def test_replay():
@@ -128,6 +226,9 @@ def test_replay_file_missing(tmp_path):
         {"kind": "bernoulli", "p": 0.0},
         {"kind": "bernoulli", "p": 1.1},
         {"kind": "lottery", "size": 2},
+        {"kind": "power_of_choice", "size": 2},
+        {"kind": "power_of_choice", "size": 3, "candidates": 2},
+        {"kind": "importance", "size": 0},
     ],
 )
 def test_sections_that_are_refused(section):

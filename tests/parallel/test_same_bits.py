@@ -67,6 +67,15 @@ JOBS = {
         },
     },
     "digits-bf16": {**DIGITS, "precision": "bf16"},
+    "digits-importance": {**DIGITS, "cohort": {"kind": "importance", "size": 4}},
+    "digits-power-of-choice": {
+        **DIGITS,
+        "cohort": {"kind": "power_of_choice", "size": 3, "candidates": 6},
+        "algorithm": SCAFFOLD_1,
+        "balance": "steal",
+        "devices": {"examples_per_s": {"median": 300.0, "sigma": 1.0}, "available": 0.7}
+        | {"deadline_s": 2.0, "late": "shorten", "over_select": 1.5},
+    },
     "digits-fast": {**DIGITS, "reduction": "fast"},
 }
 EXACT = [name for name in JOBS if name != "digits-fast"]
@@ -76,6 +85,8 @@ STOPPED = [
     "digits-block",
     "digits-no-cache",
     "digits-scaffold",
+    "digits-importance",
+    "digits-power-of-choice",
     "digits-devices",
     *(n for n in JOBS if "localghb" in n),
 ]
@@ -137,6 +148,10 @@ def test_the_jobs_exercise_what_they_should(alone):
         sizes = [record["clients"] for record in found.log[1:]]
         if "lenet" in name:
             assert sizes == [4] * 5
+        elif "power" in name:
+            assert {2, 3} <= set(sizes) <= {0, 1, 2, 3}
+        elif "importance" in name:
+            assert {2, 3, 4} <= set(sizes)
         else:
             assert {0, 1, 2} <= set(sizes)
         kept = {"fedavg": 0, "scaffold": 1, "fedhbm": 2, "localghb": 2}[

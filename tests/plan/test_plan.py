@@ -143,6 +143,32 @@ def test_work_is_counted_in_examples(job, algorithm, passes):
     )
 
 
+@pytest.mark.parametrize("balance", ["owner", "steal"])
+def test_what_losses_choose_is_bounded_by_the_candidates(job, hpcfl, balance):
+    """Of 4 clients 3 are asked; only the loss says which 1 trains, wherever it is owned."""
+    cohort = "cohort={kind: power_of_choice, size: 1, candidates: 3}"
+    found = planned(job, cohort, f"balance={balance}", ranks=2)
+    assert (found.visits, found.seen, found.cohort) == (4, 4, 1)
+    assert [share.members for share in found.shares] == [1, 1]
+    assert found.choice == (2 * 64, 3 * 4)
+    text = hpcfl("plan", job, cohort).text
+    assert "| at most 4 of 4 take part; 4 rounds of 1 " in text
+    assert "3 candidates a round compute the loss of all their examples" in text
+
+
+def test_candidates_take_time(job):
+    """The busiest of 2 ranks owns one or two of three candidates with 10 examples each."""
+    cohort = "cohort={kind: power_of_choice, size: 1, candidates: 3}"
+    parts = build_components(load(job, [cohort]), torch.device("cpu"))
+    costs = CostModel("given", "cpu", 0, 0, 0, 0, 0, 0.5, 0.01, 1.0)
+    for ranks, examples, messages in ((1, 30, 0), (2, 20, 2)):
+        found = predict(work(parts), ranks, costs)
+        plain = predict(replace(work(parts), candidates=None), ranks, costs)
+        assert found.choose == pytest.approx(0.5 * examples + 0.01 * messages)
+        assert found.hours - plain.hours == pytest.approx(4 * found.choose / 3600)
+        assert found.round - plain.round == pytest.approx(found.choose)
+
+
 def test_members_that_a_rank_trains(job):
     """Of four equal clients rank 0 owns 0 and 2."""
     cohorts = "cohort={kind: replay, rounds: [[0, 2], [1], [0, 2], [2]]}"
@@ -322,6 +348,8 @@ def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more):
         "{kind: cyclic, size: 3}",
         "{kind: bernoulli, p: 0.3}",
         "{kind: replay, rounds: [[1], [], [1, 3], [0, 1, 2, 3]]}",
+        "{kind: importance, size: 3}",
+        "{kind: power_of_choice, size: 2, candidates: 3}",
     ],
 )
 def test_traffic_of_a_run(job, tmp_path, hpcfl, cohort):

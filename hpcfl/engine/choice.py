@@ -1,0 +1,56 @@
+"""Choose the clients of a round by their losses, where the cohorts are of power of choice."""
+
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from hpcfl.cohort.participation import Participation
+from hpcfl.engine.dry_round import nbytes
+from hpcfl.engine.run import Choice, Run
+from hpcfl.engine.statistics import at_statistics, statistics_in
+from hpcfl.errors import DivergedError
+from hpcfl.types import Record
+
+_LARGEST = float(np.finfo(np.float64).max)  # stands for a loss that is not finite
+
+
+def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> Participation:
+    """Collective: who takes part in round ``t``, by the clients' losses at the server's model.
+
+    Each rank computes the losses of the candidates that it owns, on all their training examples, in
+    evaluation mode; one maximum over ranks makes them known, so that all ranks choose alike.
+
+    Args:
+        run: the objects of the run.
+        choice: the rule.
+        server: before the round.
+        t: the round, counted from zero.
+        record: the round's line of the log, to which the candidates and their traffic are added.
+
+    Raises:
+        DivergedError: on every rank: a loss is not finite.
+    """
+    candidates = choice.candidates(t)
+    run.timer.mark("sample")
+    point = at_statistics(server.x, statistics_in(server))
+    own = np.flatnonzero(choice.owned[candidates])
+    sums = choice.meter.of_clients(
+        candidates[own].tolist(), lambda _: point, run.training.clients.training, metrics=False
+    )
+    found = [of_one["loss"] / max(of_one["examples"], 1.0) for of_one in sums.values()]
+    losses = np.full(len(candidates), -_LARGEST)
+    losses[own] = [loss if isfinite(loss) else _LARGEST for loss in found]
+    losses = run.comm.allreduce_max(losses)
+    run.timer.mark("evaluate")
+    if losses.max(initial=0.0) == _LARGEST:
+        raise DivergedError(
+            f"round {t + 1}: the loss of client {candidates[losses.argmax()]} is not finite at the "
+            "server's model; no client was chosen. Lower algorithm.server_lr or local.lr"
+        )
+    participation = choice.choose(t, candidates, losses)
+    record["candidates"] = len(candidates)
+    # The message to the members has the model.
+    record["down_bytes"] += (len(candidates) - len(participation.members)) * nbytes(point)
+    record["up_bytes"] += len(candidates) * point.itemsize
+    return participation
