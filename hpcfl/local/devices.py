@@ -17,7 +17,7 @@ from the seed, the round and the client.
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil, inf
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -171,6 +171,7 @@ class Participants:
         if self._devices.path is not None:
             self._trace = read_trace(Path(self._devices.path), population)
             self._refuse_doubled(self._trace)
+        self._rates = lru_cache(1)(self._rates_in)
 
     def _refuse_doubled(self, trace: DeviceTrace) -> None:
         defaults = Devices()
@@ -237,12 +238,14 @@ class Participants:
         if not self._simulated:
             return Participation(asked)
         devices, fails = self._devices, self._rates(round).fails[asked]
-        deadline = inf if devices.deadline_s is None else devices.deadline_s * _US
-        time, steps = self._times(round, asked), dict[int, int]()
+        deadline = inf if devices.deadline_s is None else float(np.rint(devices.deadline_s * _US))
+        fixed, each = (part[asked] for part in self._costs(round))
+        time, steps = np.rint(fixed + each * self._visits.examples[asked]), dict[int, int]()
         if devices.late == "shorten":
             for place in np.flatnonzero(time > deadline).tolist():
                 client = int(asked[place])
-                steps[client], time[place] = self._shortened(round, client, deadline)
+                costs = float(fixed[place]), float(each[place])
+                steps[client], time[place] = self._shortened(client, *costs, deadline)
         # A client that cannot take a single step in time keeps 0 steps, and a time beyond it.
         answers = np.flatnonzero(time <= deadline)
         if fails.any():
@@ -261,9 +264,17 @@ class Participants:
         fewer = {i: steps[i] for i in members.tolist() if i in steps}
         return Participation(members, fewer, Wait(len(asked), _in_seconds(lasts)))
 
-    def _shortened(self, round: int, client: int, deadline: float) -> tuple[int, float]:
-        """The most local steps by which a client meets a deadline, and its time; 0, inf: none."""
-        fixed, each = (float(part[client]) for part in self._costs(round))
+    def _shortened(
+        self, client: int, fixed: float, each: float, deadline: float
+    ) -> tuple[int, float]:
+        """The most local steps by which a client meets a deadline, and its time; 0, inf: none.
+
+        Args:
+            client: its number.
+            fixed: microseconds of its messages.
+            each: of an example.
+            deadline: in microseconds.
+        """
 
         def time(steps: int) -> float:
             return float(np.rint(fixed + each * self._visits.examples_in(client, steps)))
@@ -271,12 +282,6 @@ class Participants:
         possible = range(1, int(self._visits.steps[client]))
         fits = bisect_right(possible, deadline, key=time)
         return (fits, time(fits)) if fits else (0, inf)
-
-    def _times(self, round: int, clients: IntArray) -> FloatArray:
-        """[A], microseconds until each of these clients has answered with all of its steps."""
-        fixed, each = self._costs(round)
-        times: FloatArray = np.rint(fixed[clients] + each[clients] * self._visits.examples[clients])
-        return times
 
     def _costs(self, round: int) -> tuple[FloatArray, FloatArray]:
         """[N], microseconds of a client's messages, and of each example."""
@@ -292,7 +297,7 @@ class Participants:
         fixed = 8 * (self._visits.down / rates.down_mbps + self._visits.up / rates.up_mbps)
         return fixed, _US / rates.examples_per_s
 
-    def _rates(self, round: int) -> _Rates:
+    def _rates_in(self, round: int) -> _Rates:
         if self._trace is None:
             return self._drawn
         return self._drawn._replace(**self._trace.at(round))

@@ -59,6 +59,13 @@ def test_a_deadline_drops_the_late_and_is_waited_for(played, deadline, members, 
     assert played(deadline_s=deadline) == (members, {}, 3, lasts)
 
 
+def test_an_answer_at_the_deadline_counts(played):
+    """In binary 2.05 s are a little less than 2 050 000 microseconds."""
+    assert 2.05 * 1e6 < 2_050_000
+    quick = "client,examples_per_s\n0,800\n1,800\n2,799\n"
+    assert played(quick, deadline_s=2.05) == ([0, 1], {}, 3, 2.05)
+
+
 def test_late_clients_take_the_steps_that_fit(played):
     """Of 5 s, 3 s are left for steps of 1 s, 0.5 s and 2 s; client 2 is done after 4 s."""
     assert played(deadline_s=5.0, late="shorten") == ([0, 1, 2], {0: 3, 2: 1}, 3, 5.0)
