@@ -87,16 +87,23 @@ class Devices(Section):
         """The cohorts of the clients that are asked.
 
         Raises:
-            ValueError: there is an over-selection, but the cohorts have no size.
+            ValueError: there is an over-selection, but the cohorts have no size, or too few
+                candidates.
         """
         if self.over_select == 1:
             return cohort
         if isinstance(cohort, Sized):
             # Rounded, as 1.1 * 10 is more than 11.
-            return replace(cohort, size=ceil(round(self.over_select * cohort.size, 9)))
+            size = ceil(round(self.over_select * cohort.size, 9))
+            if isinstance(cohort, PowerOfChoice) and size > cohort.candidates:
+                raise ValueError(
+                    f"over_select: found {self.over_select:g}, which asks {size} clients of "
+                    f"{cohort.candidates} candidates; raise cohort.candidates, or lower it"
+                )
+            return replace(cohort, size=size)
         raise ValueError(
             f"over_select: found {self.over_select:g} with cohort.kind {cohort.kind}, whose "
-            "cohorts have no size; take uniform or cyclic, or remove over_select"
+            "cohorts have no fixed size; take uniform or cyclic, or remove over_select"
         )
 
     def check(self, cohort: CohortConfig, population: int) -> None:

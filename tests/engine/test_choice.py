@@ -233,6 +233,12 @@ def test_importance_among_the_available(tmp_path):
         assert weights[1:].tolist() == participants.weights(t, members[1:]).tolist()
 
 
+def test_no_more_clients_are_asked_than_there_are_candidates(tmp_path):
+    devices = {"over_select": 2.5, "examples_per_s": 1.0}
+    with pytest.raises(JobError, match=r"over_select: found 2.5, which asks 5 clients of 4 cand"):
+        play(tmp_path, job(tmp_path, cohort=POWER, devices=devices))
+
+
 def test_importance_asks_for_no_more_clients_than_it_draws(tmp_path):
     devices = {"over_select": 1.5, "examples_per_s": 1.0}
     with pytest.raises(JobError, match=r"over_select: found 1.5 with cohort.kind importance"):

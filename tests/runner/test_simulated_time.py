@@ -153,7 +153,7 @@ def test_a_record_names_its_trace(play, trace, tmp_path, hpcfl, refused):
          "devices: none of the 8 clients that the rounds ask answers in time; lower devices.fails"),
         (["devices={over_select: 3}"], "devices.over_select: asks 6 clients of 4; use at most 2"),
         (["devices={over_select: 1.5}", "cohort={kind: bernoulli, p: 0.5}"],
-         "devices.over_select: found 1.5 with cohort.kind bernoulli, whose cohorts have no size"),
+         "devices.over_select: found 1.5 with cohort.kind bernoulli, whose cohorts have no"),
         (["devices={examples_per_s: -1}"], "devices.examples_per_s: found -1, expected a number"),
         (["devices={over_select: 0.5}"], "devices.over_select: found 0.5, expected a number"),
         (["devices={late: shorten}"], "late: found shorten without deadline_s"),
