@@ -1,7 +1,11 @@
 """Check the model of a job on real batches: outputs, gradient, and that it keeps nothing."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.engine.statistics import WithStatistics
@@ -106,6 +110,7 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
     """
     x0, batch, seed = trial.components.x0, trial.batches[0], 0
     _check_outputs(trial, batch)
+    _check_convolutions(trial, batch)
     _check_loss(trial, batch)
     _check_used(trial, batch)
     grads = [gradient_at(trial, x0, batch, seed) for _ in range(2)]
@@ -122,6 +127,43 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
         said = "its forward pass in an evaluation"
         trial.check_undrawn(before, "model", "name", said, "drop while training alone")
     return grads[0], outputs
+
+
+def _check_convolutions(trial: Trial, batch: Batch) -> None:
+    """Refuse bfloat16 where a CPU's gradient of a convolution would hold what was in memory."""
+    if trial.components.device.type != "cpu" or trial.components.job.precision != "bf16":
+        return
+    with _Convolutions() as convolutions:
+        trial.gradient.predict(trial.components.x0, batch.inputs)
+    if convolutions.narrow:
+        raise JobError(
+            f"precision: found bf16, but a convolution{trial.in_model} has {convolutions.narrow}, "
+            "for which PyTorch computes a wrong gradient in bfloat16 on a CPU; say "
+            "precision=float32"
+        )
+
+
+class _Convolutions(TorchFunctionMode):
+    """Notes a convolution whose stride is larger than its images are wide.
+
+    With torch 2.13 and AVX-512, oneDNN leaves the gradient of weights that lie beside such images,
+    which is 0, as the memory was.
+    """
+
+    narrow = ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call ``func``."""
+        if func in (torch.conv1d, torch.conv2d, torch.conv3d):
+            given = dict(zip(("input", "weight", "bias", "stride"), args, strict=False))
+            given |= kwargs or {}
+            stride, width = given.get("stride", 1), given["input"].shape[-1]
+            step = stride if isinstance(stride, int) else stride[-1]
+            if step > width and given["weight"].shape[-1] > 1:
+                self.narrow = f"a stride of {step} and images {width} wide"
+        return func(*args, **(kwargs or {}))
 
 
 def _check_loss(trial: Trial, batch: Batch) -> None:
