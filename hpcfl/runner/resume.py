@@ -93,6 +93,8 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     with raise_collectively(comm):
         older = _older_tables(session, retained_rounds)
         checkpointer.run_files = newest.run_files
+        # In the history of a copy it stands where that was copied.
+        session.request = None if request.copied else request.recorded
         session.components = components
         if comm.rank == 0:
             if BRANCHES in run_files:
