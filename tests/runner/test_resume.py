@@ -18,6 +18,8 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import rounds
 from hpcfl.runner import resume as resuming
 from hpcfl.setup import components, environment
+from hpcfl.store.row_table import Table
+from tests.forked import finish
 from tests.parallel.outcome import outcome
 from tests.rundirs import damage_a_row, flip, log_of, resolved, segment, starts, text
 
@@ -271,6 +273,32 @@ def test_from_an_older_checkpoint(run, hpcfl):
     assert done.code == 0, done.err
     assert outcome(run) == whole
     assert starts(run)[-1]["round"] == 2
+
+
+def test_a_finished_run_keeps_as_many_checkpoints_as_it_is_told(job, run, long, hpcfl):
+    """And goes on from the last one."""
+    assert hpcfl("resume", run, "rounds=8", "checkpoint.keep=9").code == 0
+    # A job that leaves the key out does not tell.
+    assert hpcfl("run", job, "rounds=8", "--out", run, "--continue").code == 0
+    assert rounds(run / "checkpoints") == [2, 4, 6, 8]
+    done = hpcfl("resume", run, "checkpoint.keep=1")
+    assert (done.code, f"{run}: finished, nothing to do" in done.err) == (0, True)
+    assert rounds(run / "checkpoints") == [8]
+    assert hpcfl("resume", run, "rounds=9", "checkpoint.keep=2").code == 0
+    found, expected = outcome(run), outcome(long)
+    assert (found.server, found.clients) == (expected.server, expected.clients)
+
+
+def test_states_that_only_deleted_checkpoints_need_are_deleted(run, hpcfl):
+    """Those of an earlier number of ranks."""
+    assert finish(2, "resume", run, "rounds=6").returncode == 0
+    stores = run / "stores"
+    before = {path.name for path in stores.iterdir()}
+    assert hpcfl("resume", run, "checkpoint.keep=1").code == 0
+    after = {path.name for path in stores.iterdir()}
+    assert after < before
+    table = Table.load(run / "checkpoints/00000006", stores)
+    assert after == {path.name for path in table.paths}
 
 
 def test_the_same_command_goes_back_once(run, refused, hpcfl, monkeypatch):
