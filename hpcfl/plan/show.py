@@ -208,11 +208,11 @@ def _compare(
         f"{count} ranks: more than the {len(parts.rows)} clients, a rank would own none"
         for count in too_many
     ]
-    said = (*notes, *impossible, *rank_counts.advice(counts), measured)
+    told = (*notes, *impossible, *rank_counts.advice(counts), measured)
     lines = [
         name,
         render_tables(rank_counts.table(counts, too_many), width=WIDTH),
-        *(fill(line, WIDTH) for line in said),
+        *(fill(line, WIDTH) for line in told),
         command,
     ]
     return JobPlan(best.plan, predictions[best.ranks], command, "\n".join(lines))
