@@ -134,7 +134,8 @@ def resume(
         overrides: settings over the job's, as for ``run``, which change no past round; with ``out``
             also others, such as ``local.lr``: the copy is then a branch.
         out: copy the run there and resume the copy; the run in ``directory`` may be alive.
-        round: of the checkpoint; None: the newest.  Later checkpoints are deleted.
+        round: of the checkpoint; None: the newest.  Later ones are deleted, once by the same
+            arguments.
         verify: read all client states first; else each one when it is first used.
         callbacks: as for ``run``; those of an earlier call are not known any more.
 

@@ -5,7 +5,6 @@ In between, the files are written in the background while the rounds continue.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +25,9 @@ from hpcfl.run_dir.manifest import (
     MANIFEST,
     SERVER,
     Checkpoint,
-    committed_folders,
     delete,
+    delete_older,
     folder_of,
-    uncommit,
     write_manifest,
 )
 from hpcfl.store.base import ClientStore
@@ -114,8 +112,7 @@ class PendingCheckpoint:
         if comm.rank == 0:
             with write_errors(self.folder):
                 segments = self._commit(comm.size)
-            with write_errors(root):
-                names = " ".join(_prune(root, keep))
+            names = " ".join(delete_older(root, keep))
         # Rank 0 sends the names, because on NFS another host may see an older state of the folder.
         folders = [root / name for name in comm.bcast(names).split()]
         store.retain(folders)
@@ -195,13 +192,3 @@ def _write(
         write_file(folder / name, save_tensors(tensors), advice=STANDS)
     if best is not None:
         write_file(folder / BEST, best, advice=STANDS)
-
-
-def _prune(root: Path, keep: int) -> list[str]:
-    """Delete all but the newest ``keep`` checkpoints; the names of these."""
-    folders = committed_folders(root)
-    for old in folders[:-keep]:
-        uncommit(old)
-        with suppress(OSError):  # the next resume deletes what is left (``manifest.prune``)
-            delete(old)
-    return [folder.name for folder in folders[-keep:]]

@@ -8,20 +8,23 @@ the run directory.  torch is loaded for a sweep alone.
 
 import json
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from hpcfl.cli.parser import parse
 from hpcfl.errors import INTERRUPTED, REPEAT, DiskError, DivergedError, JobError
 from hpcfl.io.atomic import write_file
-from hpcfl.io.files import present
+from hpcfl.io.files import parse_json, present
 from hpcfl.io.regular import read
 from hpcfl.job.packaged import kind_of
 from hpcfl.job.run_name import run_directory
 from hpcfl.run_dir.manifest import committed_folders
+from hpcfl.run_dir.requests import Request, is_done
 
 Kind = Literal["job", "sweep", "run"]
 _HISTORY = "history.jsonl"
@@ -251,12 +254,29 @@ def _of_run(words: Sequence[str]) -> Submission:
     """A run that is resumed: as the words say until that has had an effect, later as it is then."""
     options = _options("resume", words)
     out = options.out or options.dir
+    on = ("resume", str(out), *["--no-verify"] * options.no_verify)
+    if _is_served(options):
+        sys.stderr.write(
+            f"batch begin: {out}: the same command began this before; it goes on from round "
+            f"{_newest(out)}\n"
+        )
+        return Submission("run", out, (out,), on)
     later, base = None, 0
     if options.out or options.overrides or options.round is not None:
-        later = ("resume", str(out), *["--no-verify"] * options.no_verify)
+        later = on
         base = _newest(options.dir)
         base = base if options.round is None else min(base, options.round)
     return Submission("run", out, (out,), ("resume", *words), later, base)
+
+
+def _is_served(options: Namespace) -> bool:
+    """Whether an earlier start has gone back or copied as asked, also one of another submission."""
+    asked = Request(options.round, tuple(options.overrides))
+    if options.out:
+        return is_done(_history(options.out), asked, options.dir)
+    if options.round is None or _newest(options.dir) <= options.round:
+        return False
+    return is_done(_history(options.dir), asked)
 
 
 def begin(
@@ -363,6 +383,15 @@ def _starts_in_history(run: Path) -> int:
     """How many lines the history of a run has; 0 where there is none."""
     file = run / _HISTORY
     return read(file).count(b"\n") if present(file) else 0
+
+
+def _history(run: Path) -> list[Mapping[str, Any]]:
+    """The entries of the history of a run, without damaged ones, which its start names."""
+    file, entries = run / _HISTORY, []
+    for line in read(file).splitlines() if present(file) else ():
+        with suppress(ValueError):
+            entries.append(parse_json(line))
+    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def _assignments(**values: str | Sequence[str]) -> str:

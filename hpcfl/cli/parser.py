@@ -178,7 +178,10 @@ def _add_resume(commands: Any) -> None:
     resume.add_argument("dir", type=_path, help="run directory")
     _add_overrides(resume)
     resume.add_argument(
-        "--round", type=int, metavar="T", help="from this kept checkpoint; later ones are deleted"
+        "--round",
+        type=int,
+        metavar="T",
+        help="from this kept checkpoint; later ones are deleted, once by the same command",
     )
     resume.add_argument(
         "--out", type=_path, metavar="COPY", help="resume in a copy; the run in DIR stays as it is"

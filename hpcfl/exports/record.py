@@ -199,7 +199,8 @@ def _without_names(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     hosts: dict[str, str] = {}
     entries = []
     for entry in history:
-        kept = _without_folders({key: v for key, v in entry.items() if key != "notes"})
+        named = ("notes", "request")
+        kept = _without_folders({key: v for key, v in entry.items() if key not in named})
         for rank in kept.get("map") or ():
             rank["host"] = hosts.setdefault(str(rank.get("host")), f"host{len(hosts)}")
         if isinstance(kept.get("outcome"), dict):

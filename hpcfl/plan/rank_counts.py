@@ -43,9 +43,14 @@ class RankCount(NamedTuple):
         found = [share.memory for share in self.plan.shares]
         return max(each.model + each.activations + each.cohort + each.sums for each in found)
 
+    @property
+    def node_hours(self) -> float | None:
+        """Hours of whole nodes."""
+        return None if self.hours is None else self.hours * self.request.nodes
 
-def table(counts: Sequence[RankCount]) -> Table:
-    """A row for each number of ranks."""
+
+def table(counts: Sequence[RankCount], too_many: Sequence[int] = ()) -> Table:
+    """A row for each number of ranks; those that the clients are too few for have no figures."""
     unit = _unit(counts)
     made = Table(box=ASCII2)
     for title in (
@@ -54,20 +59,26 @@ def table(counts: Sequence[RankCount]) -> Table:
     ):
         made.add_column(title, justify="right", no_wrap=True)
     for each in counts:
-        nodes, hours, spent = each.request.nodes, each.hours, each.spent
+        found = each.hours, each.spent, each.node_hours
         made.add_row(
-            *(f"{each.ranks}", f"{nodes}"),
+            *(f"{each.ranks}", f"{each.request.nodes}"),
             *(f"{each.request.gigabytes} GB", decimal(each.device_bytes)),
             decimal(each.plan.disk_budget.stores),
-            *("-" if found is None else f"{found:.3g}" for found in (hours, spent)),
-            "-" if hours is None else f"{hours * nodes:.3g}",
+            *("-" if hours is None else f"{hours:.3g}" for hours in found),
         )
+    for ranks in too_many:
+        made.add_row(f"{ranks}", *["-"] * (len(made.columns) - 1))
     return made
 
 
-def best(counts: Sequence[RankCount]) -> RankCount:
-    """The fastest of those that are worth their hours; the first where nothing was measured."""
-    measured = [(each.hours, each.spent, each) for each in counts]
+def best(counts: Sequence[RankCount], *, by_nodes: bool = False) -> RankCount:
+    """The fastest of those that are worth their hours; the first where nothing was measured.
+
+    Args:
+        counts: of which it is one.
+        by_nodes: the hours are those of whole nodes, not of GPUs or cores.
+    """
+    measured = [(each.hours, each.node_hours if by_nodes else each.spent, each) for each in counts]
     known = [(h, spent, each) for h, spent, each in measured if h is not None and spent is not None]
     if not known:
         return counts[0]
@@ -81,8 +92,11 @@ def advice(counts: Sequence[RankCount]) -> list[str]:
     chosen, unit = best(counts), _unit(counts)
     if chosen.hours is None or chosen.spent is None:
         return []
+    by_nodes = best(counts, by_nodes=True)
+    other = f"; where nodes are given whole, by node-hours: {_ranks(by_nodes)}"
     lines = [
         f"best: {_ranks(chosen)}, the fastest at no more than {WORTH:g} times the fewest {unit}"
+        + other * (by_nodes is not chosen)
     ]
     for each in counts:
         if each.hours is None or each.spent is None or each.spent <= WORTH * chosen.spent:

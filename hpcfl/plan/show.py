@@ -120,14 +120,18 @@ def _make_plan(
         process = this_process()
         if not data.real and process.resident is not None:  # as if it were loaded
             process = Process(process.resident + data_bytes(parts), None)
+        # Of several numbers, one is not to refuse the others.
+        too_many = [count for count in (ranks, *others) if count > len(parts.rows)]
+        too_many = too_many if len(too_many) <= len(others) else []
         plans = [
             plan(parts, count, process=process, activations=activations)
             for count in (ranks, *others)
+            if count not in too_many
         ]
     found = plans[0]
     if others:
         costs = None if comm is None else measure_costs(data.loaded, comm, data.dataset)
-        return _compare(parts, plans, costs, out, ranks_per_node, words, data.notes)
+        return _compare(parts, plans, too_many, costs, out, ranks_per_node, words, data.notes)
     algorithm = short_name(parts.loaded.tree["algorithm"]["name"])
     lines = [
         render_tables(
@@ -177,6 +181,7 @@ def _make_plan(
 def _compare(
     parts: Components,
     plans: Sequence[Plan],
+    too_many: Sequence[int],
     costs: CostModel | None,
     out: Path | None,
     ranks_per_node: int | None,
@@ -200,10 +205,15 @@ def _compare(
         if costs is None
         else f"costs: {costs.origin}"
     )
+    impossible = [
+        f"{count} ranks: more than the {len(parts.rows)} clients, a rank would own none"
+        for count in too_many
+    ]
+    told = (*notes, *impossible, *rank_counts.advice(counts), measured)
     lines = [
         name,
-        render_tables(rank_counts.table(counts), width=WIDTH),
-        *(fill(line, WIDTH) for line in (*notes, *rank_counts.advice(counts), measured)),
+        render_tables(rank_counts.table(counts, too_many), width=WIDTH),
+        *(fill(line, WIDTH) for line in told),
         command,
     ]
     return JobPlan(best.plan, predictions[best.ranks], command, "\n".join(lines))

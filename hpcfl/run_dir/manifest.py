@@ -144,6 +144,22 @@ def delete_newer(root: Path, after: int) -> None:
                 delete(folder)
 
 
+def delete_older(root: Path, keep: int) -> list[str]:
+    """Delete all but the newest ``keep`` committed checkpoints; the names of these.
+
+    Raises:
+        DiskError: the disk fails.
+        StoreError: the folder cannot be read.
+    """
+    with write_errors(root):
+        folders = committed_folders(root)
+        for old in folders[:-keep]:
+            uncommit(old)
+            with suppress(OSError):  # the next resume deletes what is left (``prune``)
+                delete(old)
+    return [folder.name for folder in folders[-keep:]]
+
+
 def prune(root: Path) -> None:
     """Delete the folders of checkpoints that were not committed, as a kill leaves them.
 

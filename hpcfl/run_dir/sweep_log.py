@@ -22,6 +22,7 @@ from hpcfl.run_dir.layout import SWEEP_LOG
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
 PLACE = "# place in the sweep: "
 """Begins the job file of a run of a sweep, beside its directory; the number follows."""
+_SUBMITTED = re.compile(r"Slurm job (\w+): .*\b(\d+) a task\b")
 _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
 
 
@@ -72,12 +73,14 @@ class SweepLog:
 
 
 class SweepEvents(NamedTuple):
-    """The number of runs of a sweep, and those that failed."""
+    """The number of runs of a sweep, those that failed, and its jobs."""
 
     points: int
     """Runs of the sweep, or of the largest part of it if parts were run separately."""
     failed: Mapping[str, str]
     """The reasons, by the names of the runs whose last event is a failure."""
+    submitted: Mapping[str, int]
+    """How many runs a task of each array of Slurm's has, by the id of the array."""
 
 
 def read_sweep_log(root: Path) -> SweepEvents | None:
@@ -95,7 +98,7 @@ def read_sweep_log(root: Path) -> SweepEvents | None:
     except OSError as e:
         message = f"{path}: cannot be read: {e.strerror}; {READABLE}"
         raise file_error(e, message, StoreError) from e
-    points, failed = 0, dict[str, str]()
+    points, failed, submitted = 0, dict[str, str](), dict[str, int]()
     for line in _lines(path, content):
         found = _EVENT.fullmatch(line)
         if not found:
@@ -106,7 +109,9 @@ def read_sweep_log(root: Path) -> SweepEvents | None:
             failed[name] = text
         elif event == "plan" and (plan := _PLAN.match(text)):
             points = max(points, int(plan[1]) + int(plan[2]))
-    return SweepEvents(points, failed)
+        elif event == "submitted" and (array := _SUBMITTED.match(text)):
+            submitted[array[1]] = int(array[2])
+    return SweepEvents(points, failed, submitted)
 
 
 def log_line(text: str) -> bytes:

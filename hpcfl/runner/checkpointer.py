@@ -17,6 +17,7 @@ from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.run import CheckpointState
 from hpcfl.errors import RankError
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.manifest import delete_older
 from hpcfl.runner.outputs import Outputs
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
@@ -87,6 +88,15 @@ class Checkpointer:
         """
         self.store.restore(table, self._comm.size, older)
         self.store.retain([each.folder for each in (*older, table)])
+
+    def prune(self) -> None:
+        """Delete the checkpoints that are too many, and what they alone need; on rank 0 alone.
+
+        Of a run that has ended: a commit does the same, and frees the rows of what it deletes.
+        """
+        kept = delete_older(self._folder.checkpoints, self._keep)
+        self._segments = {name: self._segments[name] for name in kept}
+        self.prune_stores()
 
     def prune_stores(self) -> None:
         """Delete the segments of earlier starts that no checkpoint needs; on rank 0 alone."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 from zlib import crc32
 
@@ -38,20 +39,27 @@ from hpcfl.run_dir.manifest import (
     read_run_files,
     write_manifest,
 )
+from hpcfl.run_dir.requests import is_done
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
 from hpcfl.setup.components import Components, with_statistics
 from hpcfl.store.row_table import Table
 
 
-def require_absent(copy: Path) -> None:
+def require_absent(copy: Path, request: ResumeRequest) -> None:
     """Refuse a path for a copy that exists.
 
     Raises:
         JobError: it does.
     """
-    if present(copy):
-        raise JobError(f"{copy}: exists already; choose another place for the copy with --out")
+    if not present(copy):
+        return
+    line = f"{copy}: exists already; choose another place for the copy with --out"
+    if request.recorded and present(copy / "job.yaml"):
+        entries = RunDir(copy).read_history()
+        if is_done(entries, request.recorded, request.source.root):
+            line += f"; the same command made it; to go on: `hpcfl resume {quote(str(copy))}`"
+    raise JobError(line)
 
 
 def copy_run(
@@ -101,7 +109,7 @@ def copy_run(
         try:
             with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
-                    _copy_files(source, at, part, run_files, request.job_after, branch)
+                    _copy_files(request, at, part, run_files, branch)
             with raise_collectively(comm), _while_kept(source, at):
                 for path in _segments(Table.load(at.folder, source.stores))[comm.rank :: comm.size]:
                     _copy(path, part.stores / path.relative_to(source.stores))
@@ -109,7 +117,7 @@ def copy_run(
                 _compare(session, source, at, part)
             with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
-                    _finish(at, part, copy)
+                    _finish(request, at, part, copy)
         except HpcflError:  # on all ranks
             if comm.rank == 0:
                 shutil.rmtree(part.root, ignore_errors=True)
@@ -161,21 +169,21 @@ def _clear(part: RunDir) -> None:
 
 
 def _copy_files(
-    source: RunDir,
+    request: ResumeRequest,
     at: Checkpoint,
     part: RunDir,
     run_files: dict[str, bytes],
-    job: bytes,
     branch: Branch,
 ) -> None:
     """All but the segments; what is written was compared with its checksum as it was read."""
+    source = request.source
     if branch.changes:
         earlier = run_files.get(BRANCHES)
         branches = () if earlier is None else parse_branches(source.branches, earlier)
         run_files[BRANCHES] = write_branches([*branches, branch])
     for name, content in run_files.items():
         _put(part.root / name, content)
-    _put(part.job, job)
+    _put(part.job, request.job_after)
     if present(source.buffers):
         _put(part.buffers, regular.read(source.buffers))
     for path in sorted(source.kept.glob("*")):
@@ -184,7 +192,8 @@ def _copy_files(
     if table := table_until(source.clients, at.round):
         _put(part.clients, table)
     part.write_history(e for e in source.history_entries() if e.get("round", 0) <= at.round)
-    part.add_to_history(branch.entry)
+    asked = request.recorded.entry if request.recorded else {}
+    part.add_to_history(branch.entry | asked)
     folder = part.checkpoints / at.folder.name
     for name, content in read_files(at):
         _put(folder / name, content)
@@ -231,10 +240,10 @@ def _compare(session: RankSession, source: RunDir, at: Checkpoint, part: RunDir)
         raise
 
 
-def _finish(at: Checkpoint, part: RunDir, copy: Path) -> None:
+def _finish(request: ResumeRequest, at: Checkpoint, part: RunDir, copy: Path) -> None:
     """Rename the copy into place, if the run still keeps the checkpoint."""
     (at.folder / MANIFEST).stat()
-    require_absent(copy)
+    require_absent(copy, request)
     # All names in the folders are on the disk before the copy has its own.
     for folder in (path for path in part.root.rglob("*") if path.is_dir()):
         sync_folder(folder)

@@ -86,6 +86,7 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
             "classes": session.components.dataset.classes,
             "settings": settings,
             "changes": changes,
+            **(session.request.entry if session.request else {}),
         }
     )
 

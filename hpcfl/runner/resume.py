@@ -93,6 +93,8 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     with raise_collectively(comm):
         older = _older_tables(session, retained_rounds)
         checkpointer.run_files = newest.run_files
+        # In the history of a copy it stands where that was copied.
+        session.request = None if request.copied else request.recorded
         session.components = components
         if comm.rank == 0:
             if BRANCHES in run_files:
@@ -101,17 +103,20 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             checkpointer.record_opening(session.session_id)
             if rounds(folder.checkpoints) == retained_rounds:
                 checkpointer.prune_stores()  # makes room, if this start copies states
+    ended = _why_ended(newest, components)
+    finished = bool(ended) or newest.round == components.job.rounds
     session.open_store()
-    with raise_collectively(comm):
-        checkpointer.restore(table, older)
+    if not finished:  # else nobody reads states: on other ranks they would be copied in vain
+        with raise_collectively(comm):
+            checkpointer.restore(table, older)
     with raise_collectively(comm):
         if comm.rank == 0:
             _rewind(session, newest, log, request.job_after)
+            # As a commit would.  Not where a job's file merely leaves out checkpoint.keep.
+            if finished and request.overrides:
+                checkpointer.prune()
             checkpointer.best.restore(found.best, newest.folder / BEST)
             folder.hold_open()
-    ended = ""
-    if newest.ended.get("by") == ending_fingerprint(flatten(components.loaded.tree)):
-        ended = newest.ended.get("reason", "")
     return StartPoint(found.server, newest.round, found.extra_tensors, log, ended)
 
 
@@ -184,6 +189,12 @@ def _older_tables(session: RankSession, retained_rounds: Sequence[int]) -> list[
             session.checkpointer.keep_segments(at, contents)
         tables.append(Table.load(at, folder.stores, contents, only=rank))
     return tables
+
+
+def _why_ended(newest: Checkpoint, components: Components) -> str:
+    """Why the run ended there, if its settings still say so; empty if it goes on."""
+    by = ending_fingerprint(flatten(components.loaded.tree))
+    return newest.ended.get("reason", "") if newest.ended.get("by") == by else ""
 
 
 def _rewind(session: RankSession, newest: Checkpoint, log: bytes, job: bytes) -> None:

@@ -23,7 +23,8 @@ from hpcfl.job.yaml_file import JobFile
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import require_log_prefix
-from hpcfl.run_dir.manifest import Checkpoint, find, rounds
+from hpcfl.run_dir.manifest import Checkpoint, find, folder_of, rounds
+from hpcfl.run_dir.requests import Request, is_done
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class ResumeRequest:
     """Whether the run is copied, and the copy resumed; the copy may be a branch."""
     parent: LoadedJob | None = None
     """Of a branch, the job without the changes; ``hpcfl.runner.resume`` completes the request."""
+    overrides: tuple[str, ...] = ()
+    """The changes, as they were given."""
 
     @classmethod
     def of(
@@ -100,6 +103,7 @@ class ResumeRequest:
             verify_states,
             copied,
             parent if branch else None,
+            tuple(overrides),
         )
 
     @classmethod
@@ -119,6 +123,12 @@ class ResumeRequest:
         changed = _changed(source, found, differences(before, after))
         return cls(source, loaded, found, changed, None, verify_states=True, copied=False)
 
+    @property
+    def recorded(self) -> Request | None:
+        """What the history is to say of the request; None where it may be repeated at any time."""
+        once = self.copied or self.round is not None
+        return Request(self.round, self.overrides) if once else None
+
     def checkpoint(self, folder: RunDir, inputs: Digests) -> tuple[list[int], Checkpoint]:
         """The rounds that are kept in ``folder``, up to the one to begin at, and that checkpoint.
 
@@ -128,11 +138,13 @@ class ResumeRequest:
 
         Raises:
             DataError: an input changed since the run began.
-            JobError: that round is not kept, the rounds asked for are done, job.yaml changed, or an
-                earlier version divided the examples otherwise.
+            JobError: that round is not kept, or the run went back there by the same request; the
+                rounds asked for are done, job.yaml changed, or an earlier version divided the
+                examples otherwise.
             StoreError: there is no checkpoint, or a damaged one.
         """
         retained_rounds = rounds(folder.checkpoints, self.round)
+        self._refuse_repeated(folder)
         with self.suggest_older(retained_rounds):
             newest = find(folder.checkpoints, retained_rounds[-1])
         places = input_places(flatten(self.loaded.tree))
@@ -148,6 +160,23 @@ class ResumeRequest:
         if self.loaded.job.rounds < newest.round:
             self._refuse_fewer_rounds(newest.round, retained_rounds)
         return retained_rounds, newest
+
+    def _refuse_repeated(self, folder: RunDir) -> None:
+        """Refuse to go back once more by the request that the run went back by.
+
+        What it has done since would be lost to a command that is given again to go on.
+        """
+        if self.copied or self.round is None or self.recorded is None:
+            return
+        later = [round for round in rounds(folder.checkpoints) if round > self.round]
+        if later and is_done(folder.history_entries(), self.recorded):
+            folders = " ".join(quote(str(folder_of(folder.checkpoints, at))) for at in later)
+            raise JobError(
+                f"{folder.root}: the same command went back to round {self.round} before, and "
+                f"round {later[-1]} is done since; to go on: "
+                f"`hpcfl resume {quote(str(folder.root))}`; to go back once more, remove the later "
+                f"checkpoints first: `rm -r {folders}`"
+            )
 
     def _refuse_fewer_rounds(self, done: int, retained_rounds: Sequence[int]) -> NoReturn:
         """Refuse a number of rounds below that of the checkpoint to begin at."""

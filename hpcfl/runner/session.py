@@ -29,6 +29,7 @@ from hpcfl.local.step import Gradient
 from hpcfl.run_dir.branches import Branch
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogPosition
+from hpcfl.run_dir.requests import Request
 from hpcfl.runner.checkpointer import Checkpointer
 from hpcfl.runner.outputs import Outputs
 from hpcfl.runner.progress import Progress
@@ -95,6 +96,8 @@ class RankSession:
         self.checkpointer = Checkpointer(folder, comm, inputs, self.outputs, keep)
         self.branches: Sequence[Branch] = ()
         """Where the run was branched from others; on rank 0."""
+        self.request: Request | None = None
+        """The request by which this start goes back to a round, if it does."""
         self._evaluation: Evaluation | None = None
         stop = components.job.stop
         self.stop = None if stop is None else StopRule(stop)

@@ -167,8 +167,8 @@ def resume(
         origin: of the overrides, as error messages name it.
 
     Raises:
-        JobError: the directory holds no run, one that is alive, or not that round, or a setting
-            would change past rounds; ``out`` exists.
+        JobError: the directory holds no run, one that is alive, or not that round, or went back
+            there by the same request; a setting would change past rounds; ``out`` exists.
         StoreError: the checkpoint or a store is damaged.
         DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
     """
@@ -251,7 +251,7 @@ def _fetch_files(request: StartRequest, comm: WatchedComm) -> Callbacks:
         if comm.rank == 0:
             if request.resume is not None and request.resume.copied:
                 # Not on other ranks: they would remember for a while that NFS has no such folder.
-                require_absent(folder.root)
+                require_absent(folder.root, request.resume)
             named = make_callbacks(loaded.job.callbacks, loaded.job.seed)
             named += [(type(callback).__qualname__, callback) for callback in request.callbacks]
             folder.refuse_foreign()

@@ -277,17 +277,17 @@ def old(here):
     return run
 
 
-def begun(run):
+def begun(run, **entry):
     with (run / "history.jsonl").open("a") as history:
-        history.write("{}\n")
+        history.write(f"{json.dumps(entry)}\n")
 
 
-def gone_back(run, round):
+def gone_back(run, round, **entry):
     """As a start leaves the run that has gone back."""
     for folder in (run / "checkpoints").iterdir():
         if int(folder.name) > round:
             shutil.rmtree(folder)
-    begun(run)
+    begun(run, **entry)
 
 
 def test_a_run_goes_back_once(old, batch):
@@ -307,6 +307,20 @@ def test_a_run_goes_back_once(old, batch):
     assert json.loads((old.parent / counter).read_text()) == {
         "number": 1, "rounds": {"old": 40}, "history": 1,
     }  # fmt: skip
+
+
+def test_a_run_goes_back_once_also_by_another_submission(old, batch):
+    """The start that went back has said so in the history."""
+    words = ("old", "--round", "20", "--no-verify", "rounds=90")
+    gone_back(old, 20, request={"round": 20, "overrides": ["rounds=90"]})
+    asked = [f"resume {' '.join(words)}"]
+    assert batch("begin", "--first", "12", *words) == asked  # nothing is lost
+    commit(old, 40)
+    begun(old)
+    for job in ("13", "14"):
+        assert batch("begin", "--first", job, *words) == ["resume old --no-verify"]
+        assert batch("end", f"old.{job}.starts", "75") == ["1", "exit code 75"]
+    assert batch("begin", "--first", "15", *words, "rounds=80") == [f"{asked[0]} rounds=80"]
 
 
 def test_a_copy_is_made_once(here, old, batch):

@@ -5,6 +5,7 @@ import shutil
 from tests.forked import finish
 from tests.parallel.background import Going, rounds, write
 from tests.parallel.outcome import outcome
+from tests.rundirs import text
 
 
 def test_the_same_command_until_it_is_done(tmp_path):
@@ -13,10 +14,14 @@ def test_the_same_command_until_it_is_done(tmp_path):
     command = ("run", write(tmp_path), "--out", run, "--continue")
     with Going(2, *command) as going:
         going.wait_until(lambda: rounds(run) > 10)
-    for ranks in (3, 1):
-        ended = finish(ranks, *command)
-        assert ended.returncode == 0, ended.stderr
+    ended = finish(3, *command)
+    assert ended.returncode == 0, ended.stderr
+    kept = [run / "stores", run / "checkpoints"]
+    before = [text(folder) for folder in kept]
+    ended = finish(1, *command)
+    assert ended.returncode == 0, ended.stderr
     assert "finished, nothing to do" in ended.stderr
+    assert [text(folder) for folder in kept] == before  # no state has moved to its new rank
     found = outcome(run)
     shutil.rmtree(run)
     assert finish(1, *command).returncode == 0

@@ -52,7 +52,8 @@ def test_hours_of_gpus_and_of_nodes(counts):
     ]
     assert rank_counts.best(found).ranks == 2
     assert rank_counts.advice(found) == [
-        "best: 2 ranks, the fastest at no more than 1.5 times the fewest GPU-hours",
+        "best: 2 ranks, the fastest at no more than 1.5 times the fewest GPU-hours; where nodes "
+        "are given whole, by node-hours: 4 ranks",
         "WARNING: 8 ranks take 2.57 times the GPU-hours of 2 ranks, for 0.64 of the time",
         "WARNING: 16 ranks take 4.57 times the GPU-hours of 2 ranks, for 0.57 of the time",
     ]
@@ -74,9 +75,31 @@ def test_the_command(job, hpcfl, refused):
     assert [row[1] for row in rows if row[1].isdigit()] == ["1", "2", "4"]
     assert done.out[-1].startswith("sbatch -N 1 --ntasks-per-node=1 ")
     assert "hours: not measured; add --measure" in done.text
-    assert "5 ranks for 4 clients" in refused("plan", job, "--ranks", "1,5")
+    assert "5 ranks for 4 clients" in refused("plan", job, "--ranks", "5,6")
     with pytest.raises(SystemExit):
         hpcfl("plan", job, "--ranks", "1,,2")
+
+
+def test_the_best_by_whole_nodes(counts):
+    """A node has four GPUs, however many of them are used."""
+    found = counts({1: 6.0, 2: 5.0, 4: 4.0})
+    assert rank_counts.best(found).ranks == 1
+    assert rank_counts.best(found, by_nodes=True).ranks == 4
+    assert rank_counts.advice(found)[0] == (
+        "best: 1 rank, the fastest at no more than 1.5 times the fewest GPU-hours; where nodes are "
+        "given whole, by node-hours: 4 ranks"
+    )
+
+
+@pytest.mark.parametrize("ranks", ["1,5,2", "5,1,2"])
+def test_too_many_ranks_are_told_beside_the_others(job, hpcfl, ranks):
+    done = hpcfl("plan", job, "--ranks", ranks)
+    assert done.code == 0, done.err
+    rows = [line.split()[1::2] for line in done.out if line.startswith("| ")]
+    assert [row[0] for row in rows if row[0].isdigit()] == ["1", "2", "5"]
+    assert rows[-1] == ["5", *["-"] * 7]
+    assert "5 ranks: more than the 4 clients, a rank would own none" in done.out
+    assert done.out[-1].startswith("sbatch -N 1 --ntasks-per-node=1 ")
 
 
 def test_it_measures_once(job):

@@ -56,13 +56,14 @@ def test_hosts_are_told_apart(run, tmp_path, hpcfl):
     del start["crc32"]
     start["map"] = [{**start["map"][0], "host": host} for host in ("host1", "cpu", "host0", "cpu")]
     start["notes"] = ["cpu: /home/me"]
+    start["request"] = {"round": 2, "overrides": ["data.root=/home/me"]}
     start["outcome"] = {"ending": "failed", "round": 4, "message": "on host1: /home/me/x"}
     (run / "history.jsonl").write_bytes(log_of([start]))
     assert hpcfl("export", run, "--record", tmp_path / "copy").code == 0
     (copied,) = starts(tmp_path / "copy")
     assert [rank["host"] for rank in copied["map"]] == ["host0", "host1", "host2", "host1"]
     assert (copied["device"], copied["map"][0]["device"]) == ("cpu", "cpu")
-    assert "notes" not in copied
+    assert not {"notes", "request"} & set(copied)
     assert copied["outcome"] == {"ending": "failed", "round": 4, "message": ""}
 
 

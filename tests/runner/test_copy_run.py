@@ -39,6 +39,7 @@ def test_a_branch_is_as_good_as_the_run(job, tmp_path, hpcfl, name):
     first, branched, again = starts(copy)
     assert first == starts(source)[0]
     known = {"time": 0, "crc32": 0, "branch_of": str(source), "round": 4}
+    known |= {"request": {"round": None, "overrides": ["rounds=9"]}}
     assert branched | {"time": 0, "crc32": 0} == known
     assert again["changes"] == [{"key": "rounds", "before": 4, "after": 9}]
     assert f"branch      of {source} at round 4" in hpcfl("status", copy).out
@@ -60,6 +61,20 @@ def test_an_existing_copy_is_refused(run, tmp_path, refused):
     line = refused("resume", run, "--out", tmp_path / "copy")
     assert f"{tmp_path / 'copy'}: exists already" in line
     assert not any((tmp_path / "copy").iterdir())
+
+
+@pytest.mark.parametrize("setting", ["rounds=6", "local.lr=0.01"])
+def test_the_command_that_made_a_copy_is_told_how_to_go_on(run, tmp_path, refused, hpcfl, setting):
+    copy, asked = tmp_path / "copy", ("--round", 2, setting)
+    command = ("resume", run, "--out", copy)
+    assert hpcfl(*command, *asked).code == 0
+    line = refused(*command, *asked)
+    assert line.endswith(f"the same command made it; to go on: `hpcfl resume {copy}`")
+    assert "the same command" not in refused(*command, setting)
+    # A batch script goes on.
+    words = (run, "--out", copy, "--round", "2", setting)
+    begun = hpcfl("batch", "begin", "--first", "7", *map(str, words))
+    assert (begun.code, f"words=(resume {copy})" in begun.out) == (0, True)
 
 
 def test_a_refused_branch_leaves_nothing(run, tmp_path, refused):

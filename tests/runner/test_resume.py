@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from zlib import crc32
 
@@ -17,6 +18,8 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.manifest import rounds
 from hpcfl.runner import resume as resuming
 from hpcfl.setup import components, environment
+from hpcfl.store.row_table import Table
+from tests.forked import finish
 from tests.parallel.outcome import outcome
 from tests.rundirs import damage_a_row, flip, log_of, resolved, segment, starts, text
 
@@ -270,6 +273,71 @@ def test_from_an_older_checkpoint(run, hpcfl):
     assert done.code == 0, done.err
     assert outcome(run) == whole
     assert starts(run)[-1]["round"] == 2
+
+
+def test_a_finished_run_keeps_as_many_checkpoints_as_it_is_told(job, run, long, hpcfl):
+    """And goes on from the last one."""
+    assert hpcfl("resume", run, "rounds=8", "checkpoint.keep=9").code == 0
+    # A job that leaves the key out does not tell.
+    assert hpcfl("run", job, "rounds=8", "--out", run, "--continue").code == 0
+    assert rounds(run / "checkpoints") == [2, 4, 6, 8]
+    done = hpcfl("resume", run, "checkpoint.keep=1")
+    assert (done.code, f"{run}: finished, nothing to do" in done.err) == (0, True)
+    assert rounds(run / "checkpoints") == [8]
+    assert hpcfl("resume", run, "rounds=9", "checkpoint.keep=2").code == 0
+    found, expected = outcome(run), outcome(long)
+    assert (found.server, found.clients) == (expected.server, expected.clients)
+
+
+def test_states_that_only_deleted_checkpoints_need_are_deleted(run, hpcfl):
+    """Those of an earlier number of ranks."""
+    assert finish(2, "resume", run, "rounds=6").returncode == 0
+    stores = run / "stores"
+    before = {path.name for path in stores.iterdir()}
+    assert hpcfl("resume", run, "checkpoint.keep=1").code == 0
+    after = {path.name for path in stores.iterdir()}
+    assert after < before
+    table = Table.load(run / "checkpoints/00000006", stores)
+    assert after == {path.name for path in table.paths}
+
+
+def test_the_same_command_goes_back_once(run, refused, hpcfl, monkeypatch):
+    """Given again it would throw away what was done since, also after further starts."""
+    back = ("resume", run, "--round", 2, "rounds=6", "checkpoint.keep=9")
+    assert hpcfl(*back).code == 0
+    assert hpcfl("resume", run, "rounds=8").code == 0
+    before = text(run)
+    line = refused(*back)
+    assert f"{run}: the same command went back to round 2 before, and round 8 is done" in line
+    assert f"to go on: `hpcfl resume {run}`" in line
+    assert text(run) == before
+    # A batch script goes on.
+    words = ("--first", "7", str(run), "--round", "2", "rounds=6", "checkpoint.keep=9")
+    asked = hpcfl("batch", "begin", *words)
+    assert (asked.code, f"words=(resume {run})" in asked.out) == (0, True)
+    assert asked.err == [
+        f"batch begin: {run}: the same command began this before; it goes on from round 8"
+    ]
+    command = line.partition("checkpoints first: `")[2].removesuffix("`")
+    subprocess.run(["/bin/sh", "-c", command], check=True)
+    assert hpcfl(*back).code == 0
+    assert (rounds(run / "checkpoints"), starts(run)[-1]["round"]) == ([2, 4, 6], 2)
+
+
+@pytest.mark.parametrize("other", [("--round", 4, "rounds=6"), ("--round", 2, "rounds=5")])
+def test_another_command_goes_back(run, hpcfl, other):
+    keep = "checkpoint.keep=9"
+    assert hpcfl("resume", run, "--round", 2, "rounds=6", keep).code == 0
+    assert hpcfl("resume", run, *other, keep).code == 0
+    assert starts(run)[-1]["round"] == other[1]
+
+
+def test_going_back_to_where_the_last_start_began(run, hpcfl):
+    """No start was asked for that round before."""
+    assert hpcfl("resume", run, "rounds=6").code == 0
+    back = ("resume", run, "--round", 4)
+    assert hpcfl(*back).code == 0
+    assert [start["round"] for start in starts(run)] == [0, 4, 4]
 
 
 def test_a_round_that_is_not_kept(run, refused):

@@ -1,0 +1,1 @@
+../../../../../slurm/sites/example.sh
