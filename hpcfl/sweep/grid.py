@@ -29,6 +29,7 @@ from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import LoadedJob, check, resolve_algorithm
 from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
+from hpcfl.run_dir.sweep_log import Label
 
 KEYS = ("job", "set", "grid", "only", "ranks")
 MOST = 10_000  # runs: all are checked before the first one starts
@@ -52,6 +53,8 @@ class Point:
     """The job's values, with the file and line of each, for error messages."""
     where: str
     """The file and line of its first choice."""
+    axes: tuple[Label, ...] = ()
+    """The labels, each with the keys that its choice sets."""
     number: int = 0
     """Its place in the grid, counted from 0."""
 
@@ -376,7 +379,11 @@ def _point(
     except JobError as e:
         raise JobError(f"{where}: {name}: {e}") from e
     overrides = tuple(as_override(".".join(map(str, one.key)), one.value) for one in made)
-    return Point(labels, overrides, loaded, job, where)
+    axes = tuple(
+        Label(choice.label, tuple(".".join(map(str, one.key)) for one in choice.settings))
+        for choice in choices
+    )
+    return Point(labels, overrides, loaded, job, where, axes)
 
 
 def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:
