@@ -56,10 +56,10 @@ def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
         for key, value in _changes(plain(load_run(RunDir(base.parent)).tree), first)
         if not any(f"{key}.".startswith(f"{above}.") for above in keys)
     }
+    methods = _names([method for method, _ in jobs])
+    set_ups = {"": "", **_names([set_up for _, set_up in jobs if set_up])}
     cells = {
-        (_name(method), _name(set_up) if set_up else ""): {
-            key: value_of(flatten(tree), key) for key in keys
-        }
+        (methods[method], set_ups[set_up]): {key: value_of(flatten(tree), key) for key in keys}
         for (method, set_up), tree in jobs.items()
     }
     grid, only = _grid(cells)
@@ -93,12 +93,15 @@ def _grid(cells: Mapping[tuple[str, str], Mapping[str, Any]]) -> tuple[_Axes, _P
     if not whole or not all(set_ups) or {*methods} & {*set_ups}:
         points = {"-".join(filter(None, place)): {**own} for place, own in cells.items()}
         return {"method": points}, {}
-    axes: _Axes = {"method": {name: {} for name in methods}, "data": {name: {} for name in set_ups}}
+    axes: _Axes = {
+        "method": {name: {} for name in methods},
+        "set-up": {name: {} for name in set_ups},
+    }
     only: _Points = {f"{method},{set_up}": {} for method, set_up in cells}
     for key in next(iter(cells.values())):
         if all(_same([cells[method, each][key] for method in methods]) for each in set_ups):
             for set_up in set_ups:
-                axes["data"][set_up][key] = cells[methods[0], set_up][key]
+                axes["set-up"][set_up][key] = cells[methods[0], set_up][key]
             continue
         for method in methods:
             values = [cells[method, set_up][key] for set_up in set_ups]
@@ -177,7 +180,14 @@ def _changes(
             yield above + key, value
 
 
-def _name(what: str) -> str:
-    """A name of a point, which names directories; that of a split has no validation data now."""
-    what = what.replace(", validation", "")
-    return re.sub(r"[^A-Za-z0-9_.+]+", "-", what).strip("-.+") or "chosen"
+def _names(texts: Sequence[str]) -> dict[str, str]:
+    """Names of points, which name directories, for texts; no two have one name.
+
+    That of a split does not say that it had validation data: it has none now.
+    """
+    names: dict[str, str] = {}
+    for text in dict.fromkeys(texts):
+        words = text.replace(", validation", "")
+        name = re.sub(r"[^A-Za-z0-9_.+]+", "-", words).strip("-.+") or "chosen"
+        names[text] = f"{name}-{len(names) + 1}" if name in names.values() else name
+    return names

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import hpcfl as fl
+from hpcfl.report.final_sweep import _names
 from hpcfl.sweep.grid import read_sweep
 
 SWEEP = """\
@@ -118,6 +119,11 @@ def test_a_report_has_the_order_of_the_sweep(swept, hpcfl):
     assert paper == ["hbm", "hbm", "avg", "avg"]
 
 
+def test_set_ups_whose_names_would_be_alike_have_points_of_their_own():
+    texts = ["digits, iid, validation", "digits, iid", "mine.FedLogit"]
+    assert list(_names(texts).values()) == ["digits-iid", "digits-iid-2", "mine.FedLogit"]
+
+
 def test_it_needs_a_choice(job, hpcfl, refused, tmp_path):
     run = tmp_path / "run"
     assert hpcfl("run", job, "--out", run).code == 0
@@ -137,7 +143,7 @@ def test_a_sweep_over_data_sets_has_them_as_an_axis_again(job, arrays, tmp_path,
     (root / "sweep.log").touch()
     path = final(root, hpcfl)
     written = yaml.safe_load(path.read_text())
-    assert list(written["grid"]) == ["method", "data", "seed"]
+    assert list(written["grid"]) == ["method", "set-up", "seed"]
     points = {point.name: point.loaded.job for point in read_sweep(path).points}
     assert list(points) == [
         "hbm-this-seed0",

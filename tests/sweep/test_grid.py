@@ -188,7 +188,9 @@ def test_a_mistake_on_the_command_line(refused):
 def test_jobs_and_sweeps_are_told_apart(refused, tmp_path, sweep):
     assert refused(JOB) == "s.yaml: this is a job, not a sweep; use `hpcfl run s.yaml`"
     sweep()
-    with pytest.raises(JobError, match=r"s.yaml: this is a sweep, not a job; use `hpcfl sweep /"):
+    with pytest.raises(
+        JobError, match=r"s.yaml: this is a sweep, not a job; use `hpcfl sweep /.* plan one"
+    ):
         load(tmp_path / "s.yaml")
     (tmp_path / "t.yaml").write_text(SWEEP.replace("base", "s"))
     with pytest.raises(JobError, match=r"t.yaml:1: job: .*s.yaml is a sweep, expected a job's"):
