@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hpcfl.job.settings import SEED, Settings, distinguishing_settings
 from hpcfl.report.groups import seed_groups
 from hpcfl.report.published import set_up
-from hpcfl.report.set_ups import identity, is_set_up, method_names, set_up_labels
+from hpcfl.report.set_ups import identities, method_names, set_up_labels, settings_of_set_ups
 from hpcfl.report.table import Value
 from hpcfl.run_dir.record import RunRecord
 
@@ -117,7 +117,7 @@ def _shown(name: str, value: str, column: SetUp) -> str:
 def read_grid(runs: Sequence[RunRecord]) -> Grid:
     """Arrange runs; several jobs of one algorithm and set-up get a row each."""
     jobs = [run.settings for run in runs]
-    set_ups = _set_ups(jobs)
+    set_ups = _set_ups(runs)
     sharing: dict[tuple[str, SetUp], list[list[int]]] = {}
     for group in seed_groups(runs):
         sharing.setdefault((runs[group[0]].algorithm, set_ups[group[0]]), []).append(group)
@@ -134,24 +134,21 @@ def read_grid(runs: Sequence[RunRecord]) -> Grid:
     return Grid(runs, ordered, list(columns), cells)
 
 
-def _set_ups(jobs: Sequence[Settings]) -> list[SetUp]:
-    """The set-up of each job, which no job of another set-up has."""
+def _set_ups(runs: Sequence[RunRecord]) -> list[SetUp]:
+    """The set-up of each run, which no run of another one has."""
+    own = settings_of_set_ups(runs)
     alike: dict[SetUp, dict[str, list[int]]] = {}
-    for index, job in enumerate(jobs):
-        named = set_up(job)
+    for index, (run, identity) in enumerate(zip(runs, identities(runs), strict=True)):
+        named = set_up(run.settings)
         words = SetUp(
             named["data"], named["model"], named["split"], named["clients"], named["cohort"], ""
         )
-        alike.setdefault(words, {}).setdefault(identity(job), []).append(index)
+        alike.setdefault(words, {}).setdefault(identity, []).append(index)
     found: dict[int, SetUp] = {}
     for words, several in alike.items():
-        firsts = [
-            {key: value for key, value in jobs[members[0]].items() if is_set_up(key)}
-            for members in several.values()
-        ]
-        texts = distinguishing_settings(firsts)
+        texts = distinguishing_settings([own[members[0]] for members in several.values()])
         for number, (members, text) in enumerate(zip(several.values(), texts, strict=True), 1):
             again = text in texts[: number - 1]  # a key that only some have is not in the texts
-            own = words._replace(set_up=f"{text} ({number})" if again else text)
-            found |= dict.fromkeys(members, own)
-    return [found[index] for index in range(len(jobs))]
+            column = words._replace(set_up=f"{text} ({number})" if again else text)
+            found |= dict.fromkeys(members, column)
+    return [found[index] for index in range(len(runs))]

@@ -5,6 +5,7 @@ on, and does not tune.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hpcfl.job.settings import Settings, distinguishing_settings
 from hpcfl.run_dir.record import RunRecord
@@ -12,6 +13,7 @@ from hpcfl.run_dir.record import RunRecord
 _SECTIONS = ("data", "model", "cohort", "weights", "precision")
 # Keys of these sections that say how the data are read, or are a method's (FedBN's statistics).
 _OTHERS = ("data.download", "data.workers", "model.statistics")
+_PERHAPS_OF_METHODS = ("weights", "precision")
 _LABEL = "set-up"  # a pseudo-key
 
 
@@ -20,9 +22,30 @@ def is_set_up(key: str) -> bool:
     return key.partition(".")[0] in _SECTIONS and key not in _OTHERS
 
 
-def identity(job: Settings) -> str:
-    """A text that is the same for jobs of one set-up, and for no others."""
-    return repr(sorted((key, repr(value)) for key, value in job.items() if is_set_up(key)))
+def settings_of_set_ups(runs: Sequence[RunRecord]) -> list[Settings]:
+    """For each run, the settings of its set-up: those of two runs are equal if it is the same.
+
+    Weights and precision are a method's own where no algorithm has several, such as DP-FedAvg's
+    uniform weights in a table of methods with others.
+    """
+    values: dict[tuple[str, str], set[Any]] = {}
+    for run in runs:
+        for key in _PERHAPS_OF_METHODS:
+            values.setdefault((key, run.algorithm), set()).add(run.settings.get(key))
+    several = {key for (key, _), found in values.items() if len(found) > 1}
+    own = {key for key in _PERHAPS_OF_METHODS if key not in several}
+    return [
+        {key: value for key, value in run.settings.items() if is_set_up(key) and key not in own}
+        for run in runs
+    ]
+
+
+def identities(runs: Sequence[RunRecord]) -> list[str]:
+    """For each run a text that is the same for runs of one set-up, and for no others."""
+    return [
+        repr(sorted((key, repr(value)) for key, value in own.items()))
+        for own in settings_of_set_ups(runs)
+    ]
 
 
 def set_up_labels(runs: Sequence[RunRecord]) -> list[str]:
@@ -32,7 +55,7 @@ def set_up_labels(runs: Sequence[RunRecord]) -> list[str]:
     apart, such as where there is one.
     """
     found = _joined(runs, lambda key: key == "task" or is_set_up(key), lambda _: False)
-    pairs = {(label, identity(run.settings)) for label, run in zip(found, runs, strict=True)}
+    pairs = {*zip(found, identities(runs), strict=True)}
     each = {label for label, _ in pairs}
     alike = len(each) == len(pairs) == len({own for _, own in pairs})
     return found if alike and len(each) > 1 and "" not in each else [""] * len(runs)

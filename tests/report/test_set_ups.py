@@ -86,6 +86,16 @@ def test_what_a_method_is_tuned_by_is_chosen_among(key):
     assert choose_settings([low, high]).runs == [high]
 
 
+def test_weights_that_a_method_alone_has_are_its_own():
+    """DP-FedAvg has uniform weights: one column, though the other method has others."""
+    runs = [
+        record("a", 0.5, {"weights": "examples"}),
+        record("b", 0.5, {"weights": "uniform"}, algorithm="dpfedavg"),
+    ]
+    assert len(as_papers(runs).tables[0].titles) == 2
+    assert len(as_papers([*runs, record("c", 0.5, {"weights": "uniform"})]).tables[0].titles) == 3
+
+
 def test_a_table_has_the_labels_of_the_sweep():
     runs = swept({"plants": TABLE, "fungi": TABLE | {"data.path": "fungi.csv"}}, labelled=True)
     chosen = choose_settings(runs)

@@ -34,7 +34,13 @@ from hpcfl.report.plots.figure import (
     save,
 )
 from hpcfl.report.published import set_up
-from hpcfl.report.set_ups import differing, identity, is_set_up, method_names, set_up_labels
+from hpcfl.report.set_ups import (
+    differing,
+    identities,
+    method_names,
+    set_up_labels,
+    settings_of_set_ups,
+)
 from hpcfl.run_dir.record import RunRecord
 
 if TYPE_CHECKING:
@@ -267,11 +273,11 @@ def _panels(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
     panels: dict[tuple[str, ...], list[RunRecord]] = {}
-    for run in runs:
+    for run, identity in zip(runs, identities(runs), strict=True):
         own = set_up(run.settings)
         key = [own[name] for name in by]
         if "split" in by:  # what else methods are compared on, such as two files of one kind
-            key.append(identity(run.settings))
+            key.append(identity)
         panels.setdefault(tuple(key), []).append(run)
     cohorts = len({key[by.index("cohort")] for key in panels}) > 1 if "cohort" in by else False
     shown = [*_IN_TITLES, *(["cohort"] if cohorts else [])]
@@ -291,9 +297,7 @@ def _differing_set_ups(runs: Sequence[RunRecord]) -> list[str]:
     labelled = set_up_labels(runs)
     if any(labelled):
         return labelled
-    return distinguishing_settings([
-        {key: value for key, value in run.settings.items() if is_set_up(key)} for run in runs
-    ])  # fmt: skip
+    return distinguishing_settings(settings_of_set_ups(runs))
 
 
 def _title(runs: Sequence[RunRecord], shown: Sequence[str]) -> str:
