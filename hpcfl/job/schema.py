@@ -297,7 +297,7 @@ def validate_keys(file: JobFile, name: str) -> LoadedJob:
     if "grid" in file.tree:
         raise JobError(
             f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`, which with "
-            "--dry-run only checks its jobs, and with --write-jobs writes them"
+            "--dry-run only checks its jobs, and with --write-jobs writes them; plan one of these"
         )
     refuse_removed_keys(file)
     notes = rename_old_keys(file)

@@ -11,7 +11,9 @@ Settings = Mapping[str, Any]
 SEED = "seed"
 BRANCH = "branch"
 """Pseudo-key in a branch's settings: its branch points and changed values, as text."""
-_LEADING = ("task", "data.kind")  # other keys follow from these, and are not listed
+# Other keys follow from the first of these that every job has, and are not listed.  ("set-up" is a
+# pseudo-key of `hpcfl.report.set_ups`.)
+_LEADING = ("set-up", "task", "data.kind")
 # Sections and keys that say how a run is measured, saved and connected.  No round depends on them:
 # a resume may change them (`resume_rules`), and a report takes jobs that differ in them as equal.
 # ("log" is of jobs of earlier versions: `hpcfl.job.yaml_file`.)
@@ -88,7 +90,10 @@ def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -
             values.setdefault(_scope(job, key), {})[repr(value)] = written(value)
     known = dict.fromkeys(key for job in jobs for key in job)
     counted = [key for key in known if affects_results(key) and key not in ("algorithm.name", *but)]
-    leading = next((key for key in _LEADING if len(values.get(key, ())) > 1), None)
+    leading = next(
+        (key for key in _LEADING if len(found := values.get(key, {})) > 1 and "None" not in found),
+        None,
+    )
     if leading is not None:
         counted = [k for k in counted if k in (leading, SEED) or not _follows(jobs, leading, k)]
     shown = {

@@ -1,9 +1,10 @@
 """Keep the best of the settings of each method, a rate above all: ``hpcfl report --chosen``.
 
-Runs of one algorithm, data set, split and cohort that differ in other settings are compared by
-their scores after the last round: on the validation data where every run has it, else on the test
-set, which a caption says.  A setting with an unfinished seed, or with fewer seeds than another that
-is finished, is not compared: the luck of few seeds would decide.
+Runs of one algorithm and one set-up (``hpcfl.report.set_ups``: data, model, cohort, weights,
+precision) that differ in other settings are compared by their scores after the last round: on the
+validation data where every run has it, else on the test set, which a caption says.  A setting with
+an unfinished seed, or with fewer seeds than another that is finished, is not compared: the luck of
+few seeds would decide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from hpcfl.evaluation.score_names import score_named
 from hpcfl.report.columns import mean_and_std
 from hpcfl.report.grid import read_grid
 from hpcfl.report.groups import EXAMPLES, ComparedRuns
+from hpcfl.report.set_ups import method_names
 from hpcfl.run_dir.record import RunRecord
 
 _LEFT_OUT = (
@@ -28,11 +30,13 @@ class ChosenRuns(NamedTuple):
 
     runs: Sequence[RunRecord]
     captions: Sequence[str] = ()
-    """What was chosen, of how much, and on which examples."""
+    """How settings were chosen, and on which examples."""
+    choices: Sequence[str] = ()
+    """What was chosen of each algorithm and set-up, and of how much."""
     note: str = ""
     """The same in a few words, for the title of a plot."""
-    settings: Mapping[str, Sequence[RunRecord]] = {}
-    """The runs of each choice, by its algorithm and, of several, its set-up."""
+    settings: Mapping[tuple[str, str], Sequence[RunRecord]] = {}
+    """The runs of each choice, by the names of its method and, of several, its set-up."""
 
 
 class _Candidate(NamedTuple):
@@ -54,15 +58,17 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
     key, grid = _score(compared), read_grid(compared.runs)
     higher = score_named(key).better == "higher"
     titles = dict(zip(grid.columns, grid.titles(), strict=True))
-    found: dict[str, list[_Candidate]] = {}
+    methods = _methods(compared.runs)
+    found: dict[tuple[str, str], list[_Candidate]] = {}
     for (row, column), indices in grid.cells.items():
-        several = f", {titles[column]}".replace("\n", ", ") if len(grid.columns) > 1 else ""
+        several = titles[column].replace("\n", ", ") if len(grid.columns) > 1 else ""
         members = [compared.runs[index] for index in indices]
         candidate = _Candidate(row.settings, members, _mean(members, key))
-        found.setdefault(row.algorithm + several, []).append(candidate)
+        found.setdefault((methods[row.algorithm], several), []).append(candidate)
     kept: list[RunRecord] = []
-    choices, settings, some_left_out = [], dict[str, Sequence[RunRecord]](), False
-    for what, candidates in found.items():
+    choices, settings, some_left_out = [], dict[tuple[str, str], Sequence[RunRecord]](), False
+    for place, candidates in found.items():
+        what = ", ".join(filter(None, place))
         known = _comparable(candidates)
         some_left_out |= len(known) < len(candidates)
         of = f"{len(known)} of {len(candidates)}" if len(known) < len(candidates) else len(known)
@@ -71,16 +77,25 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
             continue
         best = max(known, key=lambda each: each.score if higher else -each.score)
         choices.append(f"{what}: {best.settings or 'as it is'} (of {of} job{'s' * (of != 1)})")
-        chosen, settings[what] = {run.path for run in best.runs}, best.runs
+        chosen, settings[place] = {run.path for run in best.runs}, best.runs
         kept += [run for run in runs if run.path in chosen]
     captions = [
         f"settings: those with the {'highest' if higher else 'lowest'} {key.replace('_', ' ')} "
         "after the last round, a mean over seeds",
         *([_LEFT_OUT] if some_left_out else []),
-        *compared.caption("settings"),
-        *choices,
+        *(compared.caption("settings") if compared.on == "test" else []),
     ]
-    return ChosenRuns(kept, captions, f"settings chosen on {EXAMPLES[compared.on]}", settings)
+    note = f"settings chosen on {EXAMPLES[compared.on]}"
+    return ChosenRuns(kept, captions, choices, note, settings)
+
+
+def _methods(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """The name of each algorithm: its label in the grid of a sweep, if it has but one."""
+    names: dict[str, set[str]] = {}
+    for run, name in zip(runs, method_names(runs), strict=True):
+        names.setdefault(run.algorithm, set()).add(name)
+    found = {own: several.pop() if len(several) == 1 else own for own, several in names.items()}
+    return found if len(set(found.values())) == len(found) else {own: own for own in found}
 
 
 def _score(compared: ComparedRuns) -> str:

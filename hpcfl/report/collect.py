@@ -18,7 +18,7 @@ from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import input_places
 from hpcfl.run_dir.layout import SWEEP_LOG, RunDir
 from hpcfl.run_dir.record import RunReader, RunRecord
-from hpcfl.run_dir.sweep_log import SweepEvents, place_in_sweep, read_sweep_log
+from hpcfl.run_dir.sweep_log import Label, SweepEvents, place_in_sweep, read_sweep_log
 
 JOB = "job.yaml"
 _SECTIONS = (b"algorithm:", b"diagnostics:", b"checkpoint:", b"store:", b"threads:")  # some of all
@@ -106,6 +106,7 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
         StoreError: a file of a run is damaged.
     """
     groups: list[tuple[Path, list[tuple[Path, bool]], Path]] = []
+    labels: dict[Path, tuple[Label, ...]] = {}
     notes: list[str] = []
     beside = {Path(f"{path}{end}") for path in paths for end in (".log", ".yaml")}
     for path in paths:
@@ -122,12 +123,13 @@ def collect_runs(paths: Sequence[Path]) -> CollectedRuns:
             siblings = [item for item in started.items() if item[0].parent == root]
             if (root / SWEEP_LOG).is_file():
                 places = dict(zip(started, map_in_threads(place_in_sweep, started), strict=True))
-                siblings.sort(key=lambda item: places[item[0]])
+                siblings.sort(key=lambda item: places[item[0]].number)
+                labels |= {folder: place.labels for folder, place in places.items()}
             groups.append((root, siblings, path))
     read = iter(map_in_threads(_read, [item for _, siblings, _ in groups for item in siblings]))
     runs: list[RunRecord] = []
     for root, siblings, path in groups:
-        found_runs = [next(read) for _ in siblings]
+        found_runs = [replace(next(read), labels=labels.get(item[0], ())) for item in siblings]
         notes += [str(run.unread) for run in found_runs if run.unread]
         runs += found_runs
         # If one run of a sweep was given, the others' states are of no interest.

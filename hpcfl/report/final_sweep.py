@@ -5,7 +5,7 @@ Its runs are those of the paper: with all training data, and the settings chosen
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from hpcfl.report.choose import ChosenRuns
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 
+_Points = dict[str, dict[str, Any]]  # values by dotted keys, by the labels of points
+_Axes = dict[str, _Points]
 _CLASS = ("name", "kind")  # of a section: its other keys are those of the class
 
 
 def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
-    """Write a sweep with a point for each chosen setting, and an axis of the seeds.
+    """Write a sweep of the chosen settings: axes of methods, of set-ups if several, and of seeds.
 
     Its base job is the job.yaml of the first chosen run.
 
@@ -40,8 +42,8 @@ def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
     if not chosen.settings:
         raise JobError("--write-sweep: no setting was chosen, so there is no sweep to write")
     jobs = {
-        what: _for_all_data(load_run(RunDir(runs[0].path)))
-        for what, runs in chosen.settings.items()
+        place: _for_all_data(load_run(RunDir(runs[0].path)))
+        for place, runs in chosen.settings.items()
     }
     base = next(iter(chosen.settings.values()))[0].path / "job.yaml"
     first = next(iter(jobs.values()))
@@ -54,24 +56,86 @@ def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
         for key, value in _changes(plain(load_run(RunDir(base.parent)).tree), first)
         if not any(f"{key}.".startswith(f"{above}.") for above in keys)
     }
-    sweep = {
+    methods = _names([method for method, _ in jobs])
+    set_ups = {"": "", **_names([set_up for _, set_up in jobs if set_up])}
+    cells = {
+        (methods[method], set_ups[set_up]): {key: value_of(flatten(tree), key) for key in keys}
+        for (method, set_up), tree in jobs.items()
+    }
+    grid, only = _grid(cells)
+    sweep: dict[str, Any] = {
         "job": os.path.relpath(base, path.parent),
         "set": always,
-        "grid": {
-            "method": {
-                _name(what): {key: value_of(flatten(tree), key) for key in keys}
-                for what, tree in jobs.items()
-            },
-            SEED: seeds,
-        },
+        "grid": {**grid, SEED: seeds},
     }
+    if only:
+        sweep["only"] = only
     if not sweep["set"]:
         del sweep["set"]
-    lines = [f"# {line}\n" for line in chosen.captions]
+    lines = [f"# {line}\n" for line in [*chosen.captions, *chosen.choices]]
     text = yaml.safe_dump(sweep, sort_keys=False, default_flow_style=None)
     write_output(path, "".join([*lines, text]).encode())
     runs = len(jobs) * len(seeds)
     return f"{path}: a sweep of {runs} run{'s' * (runs > 1)}, with all training data"
+
+
+def _grid(cells: Mapping[tuple[str, str], Mapping[str, Any]]) -> tuple[_Axes, _Points]:
+    """The axes of the methods and of the set-ups, and what only one of the points has.
+
+    Where a method has no choice in one of the set-ups, or there is one set-up, all are one axis.
+
+    Args:
+        cells: values by dotted keys, the same of each, by the names of method and set-up.
+    """
+    methods = list(dict.fromkeys(method for method, _ in cells))
+    set_ups = list(dict.fromkeys(set_up for _, set_up in cells))
+    whole = len(methods) * len(set_ups) == len(cells)
+    if not whole or not all(set_ups) or {*methods} & {*set_ups}:
+        points = {"-".join(filter(None, place)): {**own} for place, own in cells.items()}
+        return {"method": points}, {}
+    axes: _Axes = {
+        "method": {name: {} for name in methods},
+        "set-up": {name: {} for name in set_ups},
+    }
+    only: _Points = {f"{method},{set_up}": {} for method, set_up in cells}
+    for key in next(iter(cells.values())):
+        if all(_same([cells[method, each][key] for method in methods]) for each in set_ups):
+            for set_up in set_ups:
+                axes["set-up"][set_up][key] = cells[methods[0], set_up][key]
+            continue
+        for method in methods:
+            values = [cells[method, set_up][key] for set_up in set_ups]
+            if _same(values):
+                axes["method"][method][key] = values[0]
+                continue
+            # The grid has what sections of one class have in common, and `only` their other keys.
+            common = _common(values)
+            if common:
+                axes["method"][method][key] = common
+            for set_up, value in zip(set_ups, values, strict=True):
+                only[f"{method},{set_up}"] |= (
+                    {f"{key}.{name}": own for name, own in value.items() if name not in common}
+                    if common
+                    else {key: value}
+                )
+    return axes, {labels: own for labels, own in only.items() if own}
+
+
+def _same(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+def _common(values: Sequence[Any]) -> dict[str, Any]:
+    """The keys and values that sections of one class share; none of other values."""
+    if not all(isinstance(value, Mapping) for value in values):
+        return {}
+    if not all(_same([value.get(name) for value in values]) for name in _CLASS):
+        return {}
+    return {
+        key: value
+        for key, value in values[0].items()
+        if all(key in other and other[key] == value for other in values)
+    }
 
 
 def _for_all_data(loaded: LoadedJob) -> dict[str, Any]:
@@ -116,6 +180,14 @@ def _changes(
             yield above + key, value
 
 
-def _name(what: str) -> str:
-    """A name of a point, which names directories."""
-    return re.sub(r"[^A-Za-z0-9_.+]+", "-", what).strip("-.+") or "chosen"
+def _names(texts: Sequence[str]) -> dict[str, str]:
+    """Names of points, which name directories, for texts; no two have one name.
+
+    That of a split does not say that it had validation data: it has none now.
+    """
+    names: dict[str, str] = {}
+    for text in dict.fromkeys(texts):
+        words = text.replace(", validation", "")
+        name = re.sub(r"[^A-Za-z0-9_.+]+", "-", words).strip("-.+") or "chosen"
+        names[text] = f"{name}-{len(names) + 1}" if name in names.values() else name
+    return names

@@ -12,7 +12,7 @@ from rich.box import ASCII2
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hpcfl.errors import printable
+from hpcfl.errors import one_line, printable
 from hpcfl.io.table import UNLIMITED, least_width, render_tables
 from hpcfl.report.table import Report, Table
 
@@ -70,7 +70,10 @@ def plain(report: Report, *, styled: bool = False) -> str:
     width = max(get_terminal_size((UNLIMITED, 0)).columns, *map(least_width, made))
     lines = []
     for table, shown in zip(report.tables, made, strict=True):
-        lines += [render_tables(shown, width=width, styled=styled), *map(printable, table.captions)]
+        lines += [
+            render_tables(shown, width=width, styled=styled),
+            *map(printable, [*table.captions, *table.remarks]),
+        ]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -92,8 +95,8 @@ def _marked(table: Table) -> list[str]:
         ),
     ]
     parts = ["".join(f"| {' | '.join(line)} |\n" for line in lines)]
-    if table.captions:
-        parts.append("".join(f"- {_literal(line)}\n" for line in table.captions))
+    if below := [*table.captions, *table.remarks]:
+        parts.append("".join(f"- {_literal(line)}\n" for line in below))
     return parts
 
 
@@ -128,6 +131,7 @@ def _typeset(table: Table) -> str:
         r"  \end{tabular}",
         *(rf"  \caption{{{'; '.join(map(escaped, table.captions))}}}" for _ in table.captions[:1]),
         r"\end{table}",
+        *(f"% {printable(one_line(line))}" for line in table.remarks),
     ]
     return "".join(f"{line}\n" for line in lines)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from hpcfl.job.settings import SEED, Settings, distinguishing_settings
 from hpcfl.report.groups import seed_groups
 from hpcfl.report.published import set_up
+from hpcfl.report.set_ups import identities, method_names, set_up_labels, settings_of_set_ups
 from hpcfl.report.table import Value
 from hpcfl.run_dir.record import RunRecord
 
@@ -19,6 +20,8 @@ class SetUp(NamedTuple):
     split: str
     clients: str
     cohort: str
+    set_up: str
+    """Where the others do not tell it apart, the settings that do."""
 
 
 class Method(NamedTuple):
@@ -39,20 +42,39 @@ class Grid:
     cells: Mapping[tuple[Method, SetUp], Sequence[int]]
     """Indices of runs that differ in the seed alone."""
 
+    def names(self) -> list[str]:
+        """Names of the rows: a method's label in the grid of a sweep, or its algorithm."""
+        names = method_names(self.runs)
+        found = []
+        for row in self.rows:
+            own = {names[i] for place, group in self.cells.items() if row in place for i in group}
+            found.append(own.pop() if len(own) == 1 else row.algorithm)
+        return found
+
     def titles(self) -> list[str]:
-        """Titles of the columns: data and split, and more where these are not distinct."""
+        """Titles of the columns: their labels in the grid of a sweep, or else data and split.
+
+        There is more in a title where data and split are not distinct.
+        """
+        of_runs = set_up_labels(self.runs)
+        if any(of_runs):
+            found = {column: of_runs[group[0]] for (_, column), group in self.cells.items()}
+            return [found[column] for column in self.columns]
         shown = ["data", "split"]
-        for name in ("clients", "cohort", "model"):
+        for name in ("clients", "cohort", "model", "set_up"):
             told = {tuple(getattr(column, key) for key in shown) for column in self.columns}
             more = {tuple(getattr(c, key) for key in (*shown, name)) for c in self.columns}
             if len(more) > len(told):
                 shown.append(name)
+        # Data with clients of their own have no split, unless it stands above others' splits.
+        splits = any(column.split != column.data for column in self.columns)
         return [
             "\n".join(
-                value + " clients" * (name == "clients")
+                _shown(name, value, column)
                 for name in shown
                 for value in [getattr(column, name)]
-                if (name, value) not in (("clients", "None"), ("split", column.data))
+                if (name, value) not in (("clients", "None"), ("set_up", ""))
+                and (name != "split" or splits)
             )
             for column in self.columns
         ]
@@ -85,14 +107,20 @@ class Grid:
         }
 
 
+def _shown(name: str, value: str, column: SetUp) -> str:
+    """A line of a column's title."""
+    if name == "split" and value.partition(", ")[0] == column.data:
+        return value.replace(column.data, "own clients", 1)
+    return value + " clients" * (name == "clients")
+
+
 def read_grid(runs: Sequence[RunRecord]) -> Grid:
     """Arrange runs; several jobs of one algorithm and set-up get a row each."""
     jobs = [run.settings for run in runs]
+    set_ups = _set_ups(runs)
     sharing: dict[tuple[str, SetUp], list[list[int]]] = {}
     for group in seed_groups(runs):
-        own = set_up(jobs[group[0]])
-        column = SetUp(*(own[name] for name in SetUp._fields))
-        sharing.setdefault((own["algorithm"], column), []).append(group)
+        sharing.setdefault((runs[group[0]].algorithm, set_ups[group[0]]), []).append(group)
     cells: dict[tuple[Method, SetUp], Sequence[int]] = {}
     for (algorithm, column), groups in sharing.items():
         for settings, group in zip(
@@ -104,3 +132,23 @@ def read_grid(runs: Sequence[RunRecord]) -> Grid:
     known = list(dict.fromkeys(row.algorithm for row in rows))
     ordered = sorted(rows, key=lambda row: known.index(row.algorithm))
     return Grid(runs, ordered, list(columns), cells)
+
+
+def _set_ups(runs: Sequence[RunRecord]) -> list[SetUp]:
+    """The set-up of each run, which no run of another one has."""
+    own = settings_of_set_ups(runs)
+    alike: dict[SetUp, dict[str, list[int]]] = {}
+    for index, (run, identity) in enumerate(zip(runs, identities(runs), strict=True)):
+        named = set_up(run.settings)
+        words = SetUp(
+            named["data"], named["model"], named["split"], named["clients"], named["cohort"], ""
+        )
+        alike.setdefault(words, {}).setdefault(identity, []).append(index)
+    found: dict[int, SetUp] = {}
+    for words, several in alike.items():
+        texts = distinguishing_settings([own[members[0]] for members in several.values()])
+        for number, (members, text) in enumerate(zip(several.values(), texts, strict=True), 1):
+            again = text in texts[: number - 1]  # a key that only some have is not in the texts
+            column = words._replace(set_up=f"{text} ({number})" if again else text)
+            found |= dict.fromkeys(members, column)
+    return [found[index] for index in range(len(runs))]

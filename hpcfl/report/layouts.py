@@ -60,7 +60,9 @@ def arranged(chosen: ChosenRuns, layout: str, targets: Sequence[Target] = ()) ->
             comparison = comparison.joined(with_target(runs, target))
         report = (by_run if layout == "runs" else by_seed)(runs, comparison)
     *tables, last = report.tables
-    last = last._replace(captions=[*last.captions, *chosen.captions])
+    last = last._replace(
+        captions=[*last.captions, *chosen.captions], remarks=[*last.remarks, *chosen.choices]
+    )
     return report._replace(tables=[*tables, last])
 
 

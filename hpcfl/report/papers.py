@@ -1,6 +1,7 @@
 """Lay out tables as papers print them: algorithms by set-ups, with the published numbers.
 
-A row is an algorithm, and a column a set-up: data, model, split, clients and cohort.  Runs that
+A row is an algorithm, and a column a set-up: data, model, split, clients, cohort and what else
+methods are compared on, by the labels of the sweep's grid where there are some.  Runs that
 differ in the seed alone share a cell.
 """
 
@@ -289,7 +290,8 @@ def _lay_out(
         captions: lines below the table.
         higher_is_better: whether the best number of a column is the largest.
     """
-    titles, columns = ["algorithm"], [[_Cell(row.algorithm) for row in grid.rows]]
+    names = grid.names()
+    titles, columns = ["algorithm"], [[_Cell(name) for name in names]]
     for column, title in zip(grid.columns, grid.titles(), strict=True):
         cells = [pairs[row, column] for row in grid.rows]
         titles.append(f"{title}\nours {unit}")
@@ -303,7 +305,8 @@ def _lay_out(
         for r in _best(column, higher_is_better=higher_is_better)
     )
     rows = [[cell.text for cell in row] for row in zip(*columns, strict=True)]
-    settings = [row.settings for row in grid.rows]
+    named = len(set(names)) == len(names)  # labels tell the rows apart
+    settings = ["" if named else row.settings for row in grid.rows]
     table = with_settings(Table(titles, rows, captions), 1, settings)
     shift = len(table.titles) - len(titles)  # 1 where the column of settings was added
     table = table._replace(best=frozenset((r, c + shift) for r, c in best))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hpcfl.job.settings import SEED, distinguishing_settings
+from hpcfl.job.settings import SEED
 from hpcfl.report.columns import (
     ABOUT,
     BEST,
@@ -22,6 +22,7 @@ from hpcfl.report.groups import (
     seed_captions,
     seed_groups,
 )
+from hpcfl.report.set_ups import differing, method_names
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
 from hpcfl.run_dir.record import RunRecord
 
@@ -43,10 +44,10 @@ def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = Non
     captions += seed_captions(runs, groups) if several else []
     tables[-1] = tables[-1]._replace(captions=[*captions, *run_captions(runs)])
     columns = [*ABOUT, *score_columns(runs), *comparison.columns, *COSTS]
-    differing = distinguishing_settings([run.settings for run in runs], but=["rounds"])
+    settings_of = differing(runs, but=["rounds"])
     values = [
         {**{c.key: c.value(run) for c in columns if c.key is not None}, "settings": settings}
-        for run, settings in zip(runs, differing, strict=True)
+        for run, settings in zip(runs, settings_of, strict=True)
     ]
     return Report(tables, values)
 
@@ -80,8 +81,8 @@ def _table(runs: Sequence[RunRecord], comparison: ComparisonColumns) -> Table:
         for label, run in zip(labels([run.path for run in runs]), runs, strict=True)
     ]
     table = Table(["run", *(str(column.title) for column in shown)], rows)
-    differing = distinguishing_settings([run.settings for run in runs], but=["rounds"])
-    return without_blanks(with_settings(table, 2, differing), kept=_titles(comparison))
+    settings_of = differing(runs, but=["rounds"])
+    return without_blanks(with_settings(table, 2, settings_of), kept=_titles(comparison))
 
 
 def _seed_table(
@@ -90,13 +91,13 @@ def _seed_table(
     """Its only caption explains the standard deviations; the caller adds others."""
     columns = [*score_columns(runs), *comparison.columns]
     shown = [column for column in columns if column.title is not None]
-    rows = []
+    rows, names = [], method_names(runs)
     for group in groups:
         members = [runs[index] for index in group]
         finished = sum(run.finished for run in members)
         count = f"{finished}" + ("" if finished == len(members) else f" of {len(members)}")
         cells = [_alike(column, members).seeds_cell(members) for column in shown]
-        rows.append([members[0].algorithm, count + diverged_note(members), *cells])
+        rows.append([names[group[0]], count + diverged_note(members), *cells])
     several = any(len(group) > 1 for group in groups)
     titles = ["algorithm", "seeds", *(str(column.title) for column in shown)]
     table = Table(titles, rows, [SEEDS_CAPTION] if several else [])
@@ -118,8 +119,8 @@ def _alike(column: Column, members: Sequence[RunRecord]) -> Column:
 
 
 def _seed_settings(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[str]:
-    differing = distinguishing_settings([run.settings for run in runs], but=[SEED])
-    return [differing[group[0]] for group in groups]
+    settings_of = differing(runs, but=[SEED])
+    return [settings_of[group[0]] for group in groups]
 
 
 def _seed_values(

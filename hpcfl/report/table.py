@@ -17,6 +17,8 @@ class Table(NamedTuple):
     """Lines below it."""
     best: frozenset[tuple[int, int]] = frozenset()
     """Cells (row, column) that are printed in bold."""
+    remarks: Sequence[str] = ()
+    """Lines below the captions; in LaTeX, comments, as a paper has them elsewhere."""
 
 
 class Report(NamedTuple):
@@ -61,4 +63,4 @@ def with_settings(table: Table, position: int, settings: Sequence[str]) -> Table
         return table
     lines = zip([table.titles, *table.rows], ["settings", *settings], strict=True)
     titles, *rows = [[*line[:position], text, *line[position:]] for line, text in lines]
-    return Table(titles, rows, table.captions)
+    return Table(titles, rows, table.captions, remarks=table.remarks)

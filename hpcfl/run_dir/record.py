@@ -37,6 +37,7 @@ from hpcfl.run_dir.manifest import (
     newest,
     read_file,
 )
+from hpcfl.run_dir.sweep_log import Label
 from hpcfl.user_code.names import short_name
 
 ChosenOn = Literal["validation", "test"]
@@ -76,6 +77,8 @@ class RunRecord:
     ``chosen_on``."""
     branches: tuple[Branch, ...] = ()
     """Where it was branched from other runs, the oldest first."""
+    labels: tuple[Label, ...] = ()
+    """Its choices on the axes of its sweep; none where they are not known, or of another run."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """The digest of every input by name (``hpcfl.data.fingerprints``), of its newest checkpoint;
     none without a checkpoint. Of the file of ``model.init`` that of its first start."""

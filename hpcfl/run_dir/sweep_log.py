@@ -1,12 +1,13 @@
 """Write and read sweep.log: a line for each event of a sweep, with a checksum."""
 
 import fcntl
+import json
 import math
 import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -22,6 +23,8 @@ from hpcfl.run_dir.layout import SWEEP_LOG
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
 PLACE = "# place in the sweep: "
 """Begins the job file of a run of a sweep, beside its directory; the number follows."""
+_LABELS = "# labels: "
+"""Begins its second line: the labels in the grid, each with the keys that it sets, as JSON."""
 _SUBMITTED = re.compile(r"Slurm job (\w+): .*\b(\d+) a task\b")
 _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
 
@@ -167,15 +170,45 @@ def _require_prefix(where: str, tail: bytes) -> None:
         raise StoreError(f"{where}: its end is damaged, expected a line break; remove the line")
 
 
-def place_in_sweep(folder: Path) -> float:
-    """The place of a run in the grid of its sweep; infinite where that is not known.
+class Label(NamedTuple):
+    """The choice of a run on one axis of the grid of its sweep."""
+
+    name: str
+    keys: tuple[str, ...]
+    """Those of the job that it sets, dotted."""
+
+
+class PlaceInSweep(NamedTuple):
+    """Where a run stands in the grid of its sweep."""
+
+    number: float
+    """Counted from 0; infinite where it is not known."""
+    labels: tuple[Label, ...] = ()
+    """One for each axis; none where they are not known."""
+
+    def head(self) -> str:
+        """The first lines of the run's job file: comments."""
+        return f"{PLACE}{self.number:.0f}\n{_LABELS}{json.dumps(self.labels)}\n"
+
+
+def place_in_sweep(folder: Path) -> PlaceInSweep:
+    """Read the place of a run in the grid of its sweep from its job file.
 
     Args:
         folder: the run directory.
     """
     try:
         with regular.open_binary(folder.with_name(f"{folder.name}.yaml")) as file:
-            number = file.readline().decode(errors="replace").removeprefix(PLACE).strip()
+            first, second = (file.readline().decode(errors="replace").strip() for _ in range(2))
     except OSError:
-        return math.inf
-    return int(number) if number.isdigit() else math.inf
+        return PlaceInSweep(math.inf)
+    number = first.removeprefix(PLACE)
+    if not number.isdigit():
+        return PlaceInSweep(math.inf)
+    # An earlier version of hpcfl wrote no labels.
+    found = second.startswith(_LABELS)
+    with suppress(ValueError, TypeError):  # edited by hand
+        read = json.loads(second.removeprefix(_LABELS)) if found else []
+        labels = tuple(Label(str(name), tuple(map(str, keys))) for name, keys in read)
+        return PlaceInSweep(int(number), labels)
+    return PlaceInSweep(int(number))

@@ -1,6 +1,7 @@
 """Run the rounds of one start, and record in the history how it began and ended."""
 
 import json
+from shlex import quote
 
 import numpy as np
 
@@ -86,6 +87,8 @@ def _announce(
     line = f"{root}: finished, nothing to do" if finished else session.describe(done)
     if session.ended:
         line = f"{root}: {session.ended}; nothing to do unless stop or callbacks change"
+        if components.loaded.job.stop is not None:
+            line += f": `hpcfl resume {quote(str(root))} stop=null` makes the other rounds"
     progress.note(line)
     for line in (*components.loaded.notes, *session.ranks.notes, *components.dataset.notes):
         progress.note(line)

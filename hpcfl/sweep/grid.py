@@ -29,6 +29,7 @@ from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import LoadedJob, check, resolve_algorithm
 from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
+from hpcfl.run_dir.sweep_log import Label
 
 KEYS = ("job", "set", "grid", "only", "ranks")
 MOST = 10_000  # runs: all are checked before the first one starts
@@ -52,6 +53,8 @@ class Point:
     """The job's values, with the file and line of each, for error messages."""
     where: str
     """The file and line of its first choice."""
+    axes: tuple[Label, ...] = ()
+    """The labels, each with the keys that its choice sets."""
     number: int = 0
     """Its place in the grid, counted from 0."""
 
@@ -357,12 +360,16 @@ def _point(
     made: list[_Setting] = []
     for choice in (_Choice("", tuple(always), ()), *choices, *extra):
         for setting in choice.settings:
+            # A whole section of a point does not undo the keys of `set` that it does not have.
+            kept = [one for one in made if _is_beside(one, setting)]
+            made = [one for one in made if one not in kept]
             _refuse_loss(file, setting, made)
-            job.put(setting.key, tuples(setting.value), file.where(setting.at))
-            for at, line in file.lines.items():
-                if at[: len(setting.at)] == setting.at:
-                    job.lines[(*setting.key, *at[len(setting.at) :])] = line
-            made.append(setting)
+            for one in (setting, *kept):
+                job.put(one.key, tuples(one.value), file.where(one.at))
+                for at, line in file.lines.items():
+                    if at[: len(one.at)] == one.at:
+                        job.lines[(*one.key, *at[len(one.at) :])] = line
+            made += [setting, *kept]
     where = file.where(choices[0].at)
     try:
         loaded = check(job, name)
@@ -376,7 +383,28 @@ def _point(
     except JobError as e:
         raise JobError(f"{where}: {name}: {e}") from e
     overrides = tuple(as_override(".".join(map(str, one.key)), one.value) for one in made)
-    return Point(labels, overrides, loaded, job, where)
+    axes = tuple(
+        Label(choice.label, tuple(".".join(map(str, one.key)) for one in choice.settings))
+        for choice in choices
+    )
+    return Point(labels, overrides, loaded, job, where, axes)
+
+
+def _is_beside(earlier: _Setting, setting: _Setting) -> bool:
+    """Whether a key of `set` is of a section that a point sets, but not of what the point says."""
+    depth = len(setting.key)
+    if earlier.at[0] != "set" or setting.at[0] not in ("grid", "only"):
+        return False
+    if len(earlier.key) <= depth or earlier.key[:depth] != setting.key:
+        return False
+    value = setting.value
+    for part in earlier.key[depth:]:
+        if not isinstance(value, Mapping):
+            return False
+        if part not in value:
+            return True
+        value = value[part]
+    return False
 
 
 def _refuse_loss(file: JobFile, setting: _Setting, made: Sequence[_Setting]) -> None:

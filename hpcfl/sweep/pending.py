@@ -25,7 +25,7 @@ from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import committed
 from hpcfl.run_dir.record import read_record
-from hpcfl.run_dir.sweep_log import PLACE
+from hpcfl.run_dir.sweep_log import PlaceInSweep
 from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.sweep.grid import Point, Sweep
 
@@ -62,7 +62,8 @@ def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
 def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
     """Write the job file of each run that has not the same already, and return their paths.
 
-    Its first line has the place in the grid, which is that of the run in a report.
+    Its first lines have the place in the grid, which is that of the run in a report, and the
+    labels, by which a report calls it.
 
     A run is started from this file, not from the base job and the sweep, which the user may edit
     while the sweep is running.
@@ -73,9 +74,8 @@ def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
     paths = []
     for run in runs:
         path = job_of(run.folder)
-        content = f"{PLACE}{run.point.number}\n" + yaml.safe_dump(
-            run.point.loaded.tree, sort_keys=False
-        )
+        place = PlaceInSweep(run.point.number, run.point.axes)
+        content = place.head() + yaml.safe_dump(run.point.loaded.tree, sort_keys=False)
         if not present(path) or regular.read(path) != content.encode():
             write_file(path, content.encode())
         paths.append(path)

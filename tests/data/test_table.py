@@ -60,6 +60,21 @@ def test_columns_of_a_csv(tmp_path):
     assert load(tmp_path, inputs=("smokes", "age"), **KEYS).train.inputs[0].tolist() == [1, 61]
 
 
+def test_blanks_at_the_ends_of_names_are_seen(tmp_path):
+    """They count, as for pandas: quoted, and a line where names differ in them alone."""
+    notes = load(tmp_path, labelled("aster", "beech", "aster "), label="y").notes
+    assert notes[0] == "data.label: in sorted order, aster is class 0, 'aster ' 1, beech 2"
+    assert notes[1] == (
+        "data.label: 'aster ' and 'aster' differ in blanks alone, and count as two; "
+        "remove the blanks"
+    )
+    notes = load(tmp_path, CSV.replace("bergen,setosa", " bergen,setosa"), **KEYS).notes
+    assert "data.client: in sorted order, ' bergen' is client 0, oslo 1, tromso 2" in notes
+    assert any(note.startswith("data.client: ' bergen' and 'bergen' differ") for note in notes)
+    with pytest.raises(DataError, match=r"no column 'part'; found age, .*, species, 'part '$"):
+        load(tmp_path, CSV.replace("part\n", "part \n", 1))
+
+
 @pytest.mark.parametrize("change", [("", "\ufeff"), (",", ";"), (",", "\t"), ("\n", "\r\n")])
 def test_csv_as_programs_write_it(tmp_path, change):
     old, new = change

@@ -247,6 +247,25 @@ def test_a_picture_of_how_fair_a_model_is(shell):
     assert Path("fairness.png").stat().st_size
 
 
+def test_the_test_set_is_no_client_in_the_picture(tmp_path, monkeypatch):
+    """Its line in clients.csv, of a metric of several numbers, has client -1."""
+    (block,) = [
+        text
+        for language, text in blocks(section(EVALUATION, "Each client"))
+        if language == "python"
+    ]
+    (tmp_path / "runs/fair").mkdir(parents=True)
+    (tmp_path / "runs/fair/clients.csv").write_text(
+        "round,client,model,data,examples,loss,accuracy,per_class.0\n"
+        "1,0,global,holdout,4,1.0,0.5,\n1,1,global,holdout,4,1.0,0.25,0.5\n"
+        "1,-1,global,test,40,1.0,0.99,0.9\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(block[block.index("import pandas") : block.index("plt.plot")], found)  # noqa: S102
+    assert found["ascending"].tolist() == [0.25, 0.5]
+
+
 def compare_sweep_sample(lines):
     """Compare the table of the page on sweeps, and its captions, with a report of the same runs."""
     sample = next(block for _, block in blocks(SWEEPS) if block.startswith("+-")).splitlines()

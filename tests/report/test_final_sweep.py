@@ -3,10 +3,12 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 import hpcfl as fl
+from hpcfl.report.final_sweep import _names
 from hpcfl.sweep.grid import read_sweep
 
 SWEEP = """\
@@ -18,6 +20,16 @@ grid:
     avg: {{algorithm: {{name: fedavg}}}}
   local.lr: [0.2, 0.0001]
   seed: [1, 0]
+"""
+TWO = """\
+job: job.yaml
+set: {{data.validation: {{share: 0.2}}}}
+grid:
+  data: {{this: {{data.path: {folder}/data.npz}}, other: {{data.path: {folder}/other.npz}}}}
+  method:
+    hbm: {{algorithm: {{name: fedhbm}}}}
+    avg: {{algorithm: {{name: fedavg}}}}
+  local.lr: [0.2, 0.0001]
 """
 NAMES = [
     f"{m}-lr{rate}-seed{seed}" for m in ("hbm", "avg") for rate in (0.2, 0.0001) for seed in (1, 0)
@@ -57,15 +69,15 @@ def test_the_chosen_settings_with_all_training_data(swept, hpcfl, tmp_path):
     path = final(root, hpcfl)
     points = read_sweep(path).points
     assert [point.name for point in points] == [
-        "fedhbm-seed0", "fedhbm-seed1", "fedavg-seed0", "fedavg-seed1",
+        "hbm-seed0", "hbm-seed1", "avg-seed0", "avg-seed1",
     ]  # fmt: skip
     best = best_rates(root)
     for point in points:
         job = point.loaded.job
-        assert job.local.lr == best[point.labels[0]]
+        assert job.local.lr == best[f"fed{point.labels[0]}"]
         assert (job.data.validation, job.rounds, job.seed) == (None, 4, int(point.name[-1]))
     lines = path.read_text().splitlines()
-    assert f"# fedhbm: local.lr {best['fedhbm']} (of 2 jobs)" in lines
+    assert f"# hbm: local.lr {best['fedhbm']} (of 2 jobs)" in lines
     assert hpcfl("sweep", path, "--out", tmp_path / "out", "--dry-run").code == 0
 
 
@@ -91,8 +103,8 @@ def test_each_method_has_its_own_values(swept, hpcfl):
     for run in root.glob(f"avg-lr{0.2 if other == 0.0001 else 0.0001}-*"):
         (shutil.rmtree if run.is_dir() else Path.unlink)(run)
     found = yaml.safe_load(final(root, hpcfl).read_text())["grid"]["method"]
-    assert list(found["fedhbm"]) == list(found["fedavg"]) == ["algorithm", "local.lr"]
-    assert found["fedavg"]["local.lr"] == other != found["fedhbm"]["local.lr"]
+    assert list(found["hbm"]) == list(found["avg"]) == ["algorithm", "local.lr"]
+    assert found["avg"]["local.lr"] == other != found["hbm"]["local.lr"]
 
 
 def test_a_report_has_the_order_of_the_sweep(swept, hpcfl):
@@ -102,9 +114,14 @@ def test_a_report_has_the_order_of_the_sweep(swept, hpcfl):
     lines = [line.split()[1] for line in hpcfl("report", root).out if line.startswith("| ")]
     assert [name for name in lines if name in NAMES] == NAMES
     paper = [
-        line.split()[1] for line in hpcfl("report", root, "--layout", "paper").out if "fed" in line
+        line.split()[1] for line in hpcfl("report", root, "--layout", "paper").out if "lr 0" in line
     ]
-    assert paper[:3] == ["fedhbm", "fedhbm", "fedavg"]
+    assert paper == ["hbm", "hbm", "avg", "avg"]
+
+
+def test_set_ups_whose_names_would_be_alike_have_points_of_their_own():
+    texts = ["digits, iid, validation", "digits, iid", "mine.FedLogit"]
+    assert list(_names(texts).values()) == ["digits-iid", "digits-iid-2", "mine.FedLogit"]
 
 
 def test_it_needs_a_choice(job, hpcfl, refused, tmp_path):
@@ -112,3 +129,33 @@ def test_it_needs_a_choice(job, hpcfl, refused, tmp_path):
     assert hpcfl("run", job, "--out", run).code == 0
     line = refused("report", run, "--write-sweep", tmp_path / "final.yaml")
     assert "--write-sweep: writes the chosen settings; give --chosen, too" in line
+
+
+def test_a_sweep_over_data_sets_has_them_as_an_axis_again(job, arrays, tmp_path, hpcfl):
+    """Files of one kind, of which neither is chosen; points are called as the sweep calls them."""
+    arrays("other.npz", y=np.arange(40) // 10)
+    sweep, root = tmp_path / "two.yaml", tmp_path / "two"
+    sweep.write_text(TWO.format(folder=tmp_path))
+    assert hpcfl("sweep", sweep, "--out", root, "--write-jobs").code == 0
+    for point in read_sweep(sweep).points:
+        done = hpcfl("run", root / f"{point.name}.yaml", "--out", root / point.name)
+        assert done.code == 0, done.err
+    (root / "sweep.log").touch()
+    path = final(root, hpcfl)
+    written = yaml.safe_load(path.read_text())
+    assert list(written["grid"]) == ["method", "set-up", "seed"]
+    points = {point.name: point.loaded.job for point in read_sweep(path).points}
+    assert list(points) == [
+        "hbm-this-seed0",
+        "hbm-other-seed0",
+        "avg-this-seed0",
+        "avg-other-seed0",
+    ]
+    best = fl.read_runs(root, chosen=True).set_index(["algorithm", "data.path"])["local.lr"]
+    assert len(best) == 4
+    for name, final_job in points.items():
+        file = tmp_path / ("data.npz" if "this" in name else "other.npz")
+        assert Path(final_job.data.path) == file
+        assert final_job.local.lr == best[f"fed{name[:3]}", str(file)]
+    paper = hpcfl("report", root, "--chosen", "--layout", "paper").out
+    assert paper[1].split() == ["|", "|", "this", "|", "other", "|"]

@@ -102,7 +102,11 @@ def test_a_resume_does_nothing_until_the_settings_change(job, whole, tmp_path, h
         done = hpcfl(*arguments)
         assert done.code == 0
         assert "finished early at round 11: " in done.err[-1]
-        assert done.err[-1].endswith("; nothing to do unless stop or callbacks change")
+        folder = copy if copy in arguments else run
+        assert done.err[-1].endswith(
+            "; nothing to do unless stop or callbacks change: "
+            f"`hpcfl resume {folder} stop=null` makes the other rounds"
+        )
     assert (run / "log.jsonl").read_bytes() == before
     assert starts(run)[-1]["outcome"]["ending"] == "finished early"
     # A changed target: it goes on, and ends again; without one it does all its rounds.

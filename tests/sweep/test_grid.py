@@ -122,7 +122,7 @@ def test_keys_of_one_last_name_are_told_in_full(sweep):
         ("set: {", "set: {data.clients: null, data.partition: {kind: pooled}, cohort.size: 2, ",
          "s.yaml:5: avg-seed0: cohort.size: cohorts of 2 clients, but the population has 1"),
         ("seed: [0, 7]", "local.lr: [2.0]", "s.yaml:9: local.lr would undo local.lr of "),
-        ("rounds: 3", "algorithm.server_lr: 2.0", "s.yaml:5: algorithm would undo algorithm.serve"),
+        ("rounds: 3", "algorithm.name: fedcm", "s.yaml:5: algorithm would undo algorithm.name of "),
         ("rounds: 3", "local.lr: 0.1, local: {lr: 0.2}", "s.yaml:2: local would undo local.lr of "),
         ("{algorithm: {name: fedavg}}", "{algorithm.server_lr: 0.1, algorithm: {name: fedavg}}",
          "s.yaml:5: algorithm would undo algorithm.server_lr of s.yaml:5; say it once, and whole"),
@@ -131,6 +131,24 @@ def test_keys_of_one_last_name_are_told_in_full(sweep):
 def test_a_mistake_is_told_with_its_line_before_anything_runs(refused, old, new, line):
     assert old in SWEEP
     assert refused(SWEEP.replace(old, new)).startswith(line)
+
+
+def test_a_section_of_a_point_keeps_the_keys_of_set(sweep):
+    """First the section, then the keys that `set` has of it, in all of the points."""
+    text = """\
+job: base.yaml
+set: {data.validation: {share: 0.2}, algorithm.server_lr: 2.0}
+grid:
+  data:
+    base: {data.clients: 5}
+    digits: {data: {kind: digits, clients: 8, partition: {kind: iid}}}
+  method: {avg: {algorithm: {name: fedavg}}, same: {rounds: 4}}
+"""
+    points = sweep(text).points
+    jobs = [point.loaded.job for point in points]
+    assert [job.data.validation.share for job in jobs] == [0.2] * 4
+    assert [job.data.clients for job in jobs] == [5, 5, 8, 8]
+    assert [job.algorithm.server_lr for job in jobs] == [2.0] * 4
 
 
 def test_the_base_may_be_a_packaged_job(sweep):
@@ -170,7 +188,9 @@ def test_a_mistake_on_the_command_line(refused):
 def test_jobs_and_sweeps_are_told_apart(refused, tmp_path, sweep):
     assert refused(JOB) == "s.yaml: this is a job, not a sweep; use `hpcfl run s.yaml`"
     sweep()
-    with pytest.raises(JobError, match=r"s.yaml: this is a sweep, not a job; use `hpcfl sweep /"):
+    with pytest.raises(
+        JobError, match=r"s.yaml: this is a sweep, not a job; use `hpcfl sweep /.* plan one"
+    ):
         load(tmp_path / "s.yaml")
     (tmp_path / "t.yaml").write_text(SWEEP.replace("base", "s"))
     with pytest.raises(JobError, match=r"t.yaml:1: job: .*s.yaml is a sweep, expected a job's"):

@@ -106,6 +106,7 @@ class Table(DataConfig):
             if isinstance(names[0], str):
                 shown = _listed("client", [names[k] for k in present])
                 notes += (f"data.client: in sorted order, {shown}",)
+                notes += _blanks("data.client", names)
         if test is None and self.holdout is None:
             notes += (_NO_TEST,)
         inputs, _, named = stored("data.inputs", table.inputs, {})
@@ -145,7 +146,9 @@ class Table(DataConfig):
         for name in (*chain(*groups.values()), *others):
             if header.count(name) != 1:
                 found = "two columns are called" if name in header else "no column"
-                raise DataError(f"{path}: {found} {name!r}; found {', '.join(header)!s:.300}")
+                raise DataError(
+                    f"{path}: {found} {name!r}; found {', '.join(map(_quoted, header)):.300}"
+                )
         if self.inputs is not None:
             return groups
         inputs = [name for name in header if name not in others]
@@ -189,7 +192,7 @@ class Table(DataConfig):
         note = f"data.label: in sorted order, {_listed('class', names)}"
         if isinstance(names[0], int) and len(names) > _LISTED:
             note += "; for a regression write numbers with a decimal point, 18.0 for 18"
-        return labels, len(names), (note,)
+        return labels, len(names), (note, *_blanks("data.label", names))
 
 
 class _Rows(NamedTuple):
@@ -401,9 +404,28 @@ def _rows_of(clients: IntArray, owner: IntArray) -> list[IntArray]:
     return np.split(rows[np.argsort(place, kind="stable")], np.cumsum(counts)[:-1])
 
 
+def _quoted(name: Any) -> str:
+    """A name for a message, in quotes where blanks at its ends would not be seen."""
+    return repr(name) if isinstance(name, str) and name != name.strip() else f"{name}"
+
+
+def _blanks(key: str, names: Sequence[Any]) -> tuple[str, ...]:
+    """A line for the user where names differ in blanks at their ends alone; pandas keeps these."""
+    known = {*names}
+    pairs = [
+        f"{name!r} and {name.strip()!r}"
+        for name in names
+        if isinstance(name, str) and name != name.strip() and name.strip() in known
+    ]
+    if not pairs:
+        return ()
+    more = f" (and {len(pairs) - 1} more)" if len(pairs) > 1 else ""
+    return (f"{key}: {pairs[0]} differ in blanks alone{more}, and count as two; remove the blanks",)
+
+
 def _listed(noun: str, names: list[Any]) -> str:
     """Names with their numbers: "setosa is class 0, versicolor 1, ... (50 classes)"."""
-    shown = [f"{name!s:.40} {number}" for number, name in enumerate(names[:_LISTED])]
-    shown[0] = f"{names[0]!s:.40} is {noun} 0"
+    shown = [f"{_quoted(name):.40} {number}" for number, name in enumerate(names[:_LISTED])]
+    shown[0] = f"{_quoted(names[0]):.40} is {noun} 0"
     more = f", ... ({len(names)} in all)" if len(names) > _LISTED else ""
     return ", ".join(shown) + more

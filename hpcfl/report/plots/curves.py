@@ -34,6 +34,13 @@ from hpcfl.report.plots.figure import (
     save,
 )
 from hpcfl.report.published import set_up
+from hpcfl.report.set_ups import (
+    differing,
+    identities,
+    method_names,
+    set_up_labels,
+    settings_of_set_ups,
+)
 from hpcfl.run_dir.record import RunRecord
 
 if TYPE_CHECKING:
@@ -271,12 +278,31 @@ def _panels(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
     panels: dict[tuple[str, ...], list[RunRecord]] = {}
-    for run in runs:
+    for run, identity in zip(runs, identities(runs), strict=True):
         own = set_up(run.settings)
-        panels.setdefault(tuple(own[name] for name in by), []).append(run)
+        key = [own[name] for name in by]
+        if "split" in by:  # what else methods are compared on, such as two files of one kind
+            key.append(identity)
+        panels.setdefault(tuple(key), []).append(run)
     cohorts = len({key[by.index("cohort")] for key in panels}) > 1 if "cohort" in by else False
     shown = [*_IN_TITLES, *(["cohort"] if cohorts else [])]
-    return {_title(members, shown): members for members in panels.values()}
+    titles = [_title(members, shown) for members in panels.values()]
+    firsts = [members[0] for members in panels.values()]
+    again = _repeated(titles)
+    return {
+        ", ".join(filter(None, [title, apart if title in again else ""])): members
+        for title, apart, members in zip(
+            titles, _differing_set_ups(firsts), panels.values(), strict=True
+        )
+    }
+
+
+def _differing_set_ups(runs: Sequence[RunRecord]) -> list[str]:
+    """What tells the set-ups of these runs apart: labels of their sweep, or settings."""
+    labelled = set_up_labels(runs)
+    if any(labelled):
+        return labelled
+    return distinguishing_settings(settings_of_set_ups(runs))
 
 
 def _title(runs: Sequence[RunRecord], shown: Sequence[str]) -> str:
@@ -298,12 +324,12 @@ def _furthest(curve: Curve) -> float:
 
 def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
     """The shortest label of each group of seeds that distinguishes it from the others."""
-    jobs = [group[0].settings for group in groups]
-    names = [group[0].algorithm for group in groups]
+    firsts = [group[0] for group in groups]
+    names = method_names(firsts)
     for algorithm in _repeated(names):
         alike = [index for index, name in enumerate(names) if name == algorithm]
         for index, text in zip(
-            alike, distinguishing_settings([jobs[i] for i in alike], but=[SEED]), strict=True
+            alike, differing([firsts[i] for i in alike], but=[SEED]), strict=True
         ):
             names[index] = ", ".join(filter(None, [algorithm, text]))
     again = _repeated(names)
