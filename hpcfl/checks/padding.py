@@ -1,5 +1,7 @@
 """Find a method of the user's that counts the padding of a batch as examples."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -11,7 +13,7 @@ from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 
 # Of the norm of an upload: rounding is far below, and what padding changes is mostly far above.
-_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bf16": 5e-2}
+_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
 
 
 def padding_notes(components: Components) -> tuple[str, ...]:
@@ -24,7 +26,10 @@ def padding_notes(components: Components) -> tuple[str, ...]:
     own = type(job.algorithm).__module__.partition(".")[0] != "hpcfl"
     if not own or job.executor not in MANY_CLIENTS or len(pool) == 1:
         return ()
-    two = with_executor(components, job.executor, 2)
+    # By plain SGD: Adam makes of a gradient that is rounding, as before a normalisation, a step.
+    plain = replace(job, local=replace(job.local, optimizer="sgd"))
+    loaded = replace(components.loaded, job=plain)
+    two = with_executor(components.changed(loaded=loaded), job.executor, 2)
     gradient = two.gradient()
     sizes = [len(next(pool.task(client, 0, steps=1).batch_indices).positions) for client in (0, 1)]
     kept = min(sizes[1], sizes[0] - 1)
@@ -37,12 +42,12 @@ def padding_notes(components: Components) -> tuple[str, ...]:
     (alone,) = train_once(two, one, [_first(pool.task(1, 0, 1), kept)])
     pool.pop_elapsed_s()  # round 1 must not count these batches
     apart = max(map(_difference, tree_leaves(together[1].upload), tree_leaves(alone.upload)))
-    if apart <= _TOLERANCE[job.precision]:
+    if not apart > _TOLERANCE[job.precision]:  # nan, where full gradients of 0 are divided by
         return ()
     name = components.loaded.tree["algorithm"]["name"]
     return (
         f"algorithm.name: {name}: an upload changes by {apart:.2g} of its norm where its batch of "
-        f"{kept} is filled up to {sizes[0]} in a block; if its hooks sum over the batch, multiply "
+        f"{kept} is filled up in a block; if its hooks sum over the batch, multiply "
         "by forward.present",
     )
 

@@ -1,12 +1,19 @@
 """A method of the user's that counts the padding of a batch is told before round 1."""
 
+from typing import get_args
+
 import pytest
+
+from hpcfl.checks.padding import _TOLERANCE
+from hpcfl.job.schema import Precision
 
 METHODS = """\
 from dataclasses import dataclass
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.mime import Mime
+from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +38,21 @@ class Counted(FedAvg):
 
 class Other(FedHBM):
     pass
+
+
+class Plain(FedAvg):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divided(Mime):
+    def direction(self, point, local, grad, client):
+        own, local = super().direction(point, local, grad, client)
+        return own / client.full_grad.norm(), local
+
+
+def normed():
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
 """
 COUNTS = "if its hooks sum over the batch, multiply by forward.present"
 
@@ -63,6 +85,21 @@ def test_a_client_at_a_time_has_no_padding(notes):
 @pytest.mark.parametrize("settings", [["local.batch_size=full"], ["local.clip=0.1"]])
 def test_a_method_that_counts_none(notes, settings):
     assert notes("Other", *settings) == []
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_what_is_rounding_alone_is_not_told(notes, optimizer):
+    """A bias before a normalisation, of which these optimisers make a whole step."""
+    settings = ["model={name: module, of: padding.normed}", "local.batch_size=full"]
+    assert notes("Plain", f"local.optimizer={optimizer}", *settings) == []
+
+
+def test_what_is_not_finite_is_not_told(notes):
+    assert notes("Divided") == []
+
+
+def test_every_precision_has_a_tolerance():
+    assert {*_TOLERANCE} == {*get_args(Precision)}
 
 
 def test_batches_of_one_are_never_padded(notes):
