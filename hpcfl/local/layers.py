@@ -272,7 +272,8 @@ def _attended(
 ) -> tuple[Tensor, Tensor]:
     """Values [K, ..., L, D] and weights [K, ..., L, S] of stacked queries, keys and values.
 
-    All rows are padded; a query that no key is shown to gets zeros, as PyTorch's kernels have it.
+    All rows are padded.  A query that no key is shown to gets zeros, as of PyTorch's function;
+    ``nn.MultiheadAttention`` alone, where weights are asked for, would have nan.
     """
     width, size = values.shape[-1], keys.shape[-2]
     missing = (0, 0, 0, -size % PAD_MULTIPLE)  # of keys and of values, in rows of zeros
@@ -282,6 +283,7 @@ def _attended(
     if masks is not None:
         for _ in range(scores.dim() - masks.dim()):
             masks = masks.unsqueeze(1)
+        masks = masks.expand(*masks.shape[:-1], size)
         scores = scores + functional.pad(masks, (0, missing[-1]))
     places = torch.arange(scores.shape[-1], device=scores.device)
     scores = scores.masked_fill(places >= size, -torch.inf)

@@ -388,6 +388,20 @@ class Groups(nn.Module):
         return attend(queries, keys, keys, shown, scale=0.3, enable_gqa=True).sum((1, 2, 3))
 
 
+class Hidden(nn.Module):
+    """Hides queries, by a mask that is alike for all keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, inputs):
+        words = self.fc(inputs)
+        shown = (inputs[..., 0] > 0)[..., None]
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(words, words, words, shown).sum((1, 2))
+
+
 class Heads(nn.Module):
     """PyTorch's attention, of sequences or of one at a time."""
 
@@ -421,6 +435,7 @@ ATTENTION = {
     "function": Attention,
     "causal": lambda: Attention(is_causal=True),
     "groups": Groups,
+    "hidden queries": Hidden,
     "heads": Heads,
     "weights": lambda: Heads(need_weights=True),
     "masked": lambda: Heads(masked=True),
