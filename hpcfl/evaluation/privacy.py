@@ -5,7 +5,8 @@ Renyi differential privacy composes the rounds.  Which bound it is follows from 
     bernoulli  Poisson sampling; neighbours differ by one client's presence
     uniform    sampling without replacement (Wang, Balle, Kasiviswanathan, 2019); neighbours
                differ by one client replaced, which moves the sum by two clips
-    others     every round counts for every client, as nobody draws the cohorts; presence
+    others     every round counts for every client, as nobody draws the cohorts; neighbours
+               differ by one client's data, there or replaced by nothing
 
 With ``devices`` a cohort without replacement is drawn from fewer clients, of which the fast ones
 count: it is one of the others.  Poisson sampling stays what it is, as nothing but a client's own
@@ -60,7 +61,7 @@ class Accountant:
             return "one client replaced; cohorts drawn without replacement"
         if isinstance(self._cohort, Bernoulli):
             return "one client present or not; Poisson sampling"
-        return "one client present or not; no sampling is counted on"
+        return "one client's data or none in its place; no sampling is counted on"
 
     def epsilon(self, rounds: int) -> float:
         """Epsilon after so many rounds; there must be noise.

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from hpcfl.algorithms.base import Algorithm, Facts
+from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
@@ -390,6 +391,12 @@ def _check_coherent(job: Job, file: JobFile) -> None:
             job.devices.asking(job.cohort)
         except ValueError as e:
             raise JobError(f"{file.where(('devices', 'over_select'))}: devices.{e}") from e
+        if job.devices.over_select > 1 and isinstance(job.algorithm, DPFedAvg):
+            raise JobError(
+                f"{file.where(('devices', 'over_select'))}: devices.over_select: found "
+                f"{job.devices.over_select:g} with dpfedavg, whose epsilon does not hold where "
+                "a client's data decide whether another counts; remove it"
+            )
     if job.block_size is not None and job.executor == "sequential":
         said = file.where(("executor",)) if "executor" in file.tree else "its default"
         raise JobError(

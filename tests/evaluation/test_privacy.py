@@ -170,6 +170,12 @@ def test_other_weights_are_refused(file, refused):
     assert "set weights: uniform" in refused("run", file, "weights=examples")
 
 
+def test_clients_asked_in_place_of_others_are_refused(file, refused):
+    setting = ["cohort={kind: uniform, size: 2}", "devices={over_select: 1.5}"]
+    line = refused("run", file, *setting)
+    assert "devices.over_select: found 1.5 with dpfedavg, whose epsilon does not hold" in line
+
+
 def test_a_branch_keeps_the_noise_and_the_cohorts(missing, tmp_path, job, refused):
     run = play(tmp_path, {**job, "checkpoint": {"every": 1, "keep": 9}}).path
     for change in ("algorithm.noise=2.0", "cohort.p=0.7"):
