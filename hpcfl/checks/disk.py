@@ -9,6 +9,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from hpcfl.cohort.assignment import assign_owners, assign_trainers
+from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.timing import SimulatedClock
 from hpcfl.errors import JobError
@@ -78,6 +79,8 @@ def check_clients(components: Components, usage: ScheduleUsage) -> None:
             "devices.available: none of the rounds has a client that is available and in its "
             "cohort; raise devices.available, the cohorts, or rounds"
         )
+    if isinstance(components.job.cohort, PowerOfChoice):
+        return  # who answers depends on the losses
     fastest = float(components.participants.typical().min())
     if devices.deadline_s is not None and fastest > devices.deadline_s:
         raise JobError(

@@ -45,7 +45,7 @@ class _WithSize(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Sized(_WithSize):
-    """Cohorts of one size."""
+    """Cohorts of ``size`` different clients, of which more may be asked (``over_select``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

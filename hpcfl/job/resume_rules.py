@@ -119,7 +119,7 @@ def require_branchable(
             raise JobError(
                 f"{origin}: {key}: is {found} in {run}, asked for is {asked}, but a branch "
                 f"keeps it: {_why_not_in_branch(key, before, after)}; "
-                f"{_new_run(run, _as_override(key, after))}"
+                f"{_new_run(run, _as_override(key, before, after))}"
             )
 
 
@@ -136,7 +136,7 @@ def require_mutable(
     for key, found, asked in immutable_changes(before, after):
         why = _why(key, before) or _why(key, after)
         alone = (key, asked) == ("executor", "sequential") and before["block_size"]
-        change = f"{_as_override(key, after)}{' block_size=null' if alone else ''}"
+        change = f"{_as_override(key, before, after)}{' block_size=null' if alone else ''}"
         to_branch = f"`hpcfl resume {quote(str(run))} {change} --round T --out NEW` branches it at "
         cure = f"{to_branch}a kept round T; or " if _is_branchable(key, before, after) else ""
         raise JobError(
@@ -146,14 +146,15 @@ def require_mutable(
         )
 
 
-def _as_override(key: str, job: Settings) -> str:
+def _as_override(key: str, before: Settings, job: Settings) -> str:
     """The job's value of a key for a command line.
 
     The whole section where other keys belong to the value, as those of an algorithm to its name,
-    or where the job does not have the key.
+    where the job does not have the key, or where it was without the section ``before``.
     """
     above, _, name = key.rpartition(".")
-    whole = above and (name in ("name", "kind") or key not in job)
+    new = not any(f"{known}.".startswith(f"{above}.") for known in before)
+    whole = above and (name in ("name", "kind") or key not in job or new)
     key = above if whole else key
     return as_shell_word(key, job[key] if key in job else section(job, key) or None)
 

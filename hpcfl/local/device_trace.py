@@ -97,7 +97,7 @@ def _rows(path: Path, names: list[str], population: int, has_rounds: bool) -> It
 
 
 def _whole(where: str, name: str, text: str, least: int, most: int | None) -> int:
-    found = int(text) if text.isdecimal() and len(text) < 16 else -1
+    found = int(text) if text.isdecimal() and len(text) < 10 else -1
     if found < least or (most is not None and found > most):
         to = f"{least} to {most}" if most is not None else f"a whole number from {least} on"
         raise DataError(f"{where}: {name} is {text!r:.60}, expected {to}")

@@ -99,6 +99,9 @@ def test_the_devices_of_a_run_are_not_changed(play, hpcfl, refused, tmp_path):
         line = refused("resume", run, setting)
         assert "would change past rounds" in line
         assert "branch" not in line
+    line = refused("resume", play("plain"), "devices.fails=0.2")
+    assert "devices={" in line
+    assert "fails: 0.2" in line
     words = ("devices.fails=0.2", "rounds=20", "--round", "12", "--out", tmp_path / "branch")
     assert "the log adds up the time of these devices" in refused("resume", run, *words)
 
@@ -163,6 +166,15 @@ def test_a_record_names_its_trace(play, trace, tmp_path, hpcfl, refused):
 def test_devices_that_cannot_be_are_one_line(job, refused, tmp_path, settings, said):
     assert said in refused("run", job, *settings, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+
+
+def test_a_choice_by_loss_may_find_who_answers(play, tmp_path):
+    """Who is chosen is not known before: those whom a plan takes may all fail."""
+    path = tmp_path / "most-fail.csv"
+    path.write_text("client,fails\n0,1\n1,1\n2,1\n3,0\n")
+    cohort = "cohort={kind: power_of_choice, size: 1, candidates: 4}"
+    for seed in range(4):
+        play(f"run{seed}", cohort, f"devices.path={path}", "rounds=1", f"seed={seed}")
 
 
 def test_a_plan_has_the_time_of_the_run(job, play, hpcfl):
