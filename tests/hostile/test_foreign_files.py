@@ -15,6 +15,7 @@ import yaml
 
 import hpcfl as api
 from hpcfl.run_dir.manifest import committed
+from tests.long_form import long_form
 from tests.parallel.outcome import outcome
 from tests.rundirs import segment
 
@@ -128,9 +129,16 @@ def kind_of(path):
     return path.read_bytes() if path.is_file() else found.st_mode
 
 
+# Each kind and each command once, and all pairs in the long form.
+PAIRS = [
+    pytest.param(make, command, marks=() if k % len(KINDS) == n else long_form)
+    for n, make in enumerate(KINDS)
+    for k, command in enumerate(COMMANDS)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(("make", "command"), PAIRS)
 def test_what_is_foreign_stays_as_it_was(original, tmp_path, hpcfl, make, command, own_process):
     for name in NAMES + (PARTS if make in LINKS else ()):
         place = tmp_path / name.replace("/", "-")

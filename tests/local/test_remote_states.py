@@ -200,7 +200,7 @@ class OfTheDevice(One):
 
 
 @pytest.mark.parametrize("states", [0, 2, CLIENTS])
-@pytest.mark.parametrize("work", [None, np.ones(CLIENTS, np.int64)], ids=["owner", "steal"])
+@pytest.mark.parametrize("work", [None, ones], ids=["owner", "steal"])
 def test_states_in_the_memory_of_gpus_are_the_same(states, work, tmp_path):
     stored = schema(torch.bfloat16)
     expected = Ranks(RANKS).run(lambda comm: play(comm, None, stored))

@@ -98,6 +98,8 @@ def test_init(installed, tmp_path):
         "jobs/sweeps/quickstart.yaml",
         "slurm/run.sh",
         "slurm/array.sh",
+        "slurm/chain.sh",
+        "slurm/sites/example.sh",
     )
     for name in copied:
         assert not made[name].is_symlink()
