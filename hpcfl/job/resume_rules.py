@@ -150,11 +150,10 @@ def _as_override(key: str, before: Settings, job: Settings) -> str:
     """The job's value of a key for a command line.
 
     The whole section where other keys belong to the value, as those of an algorithm to its name,
-    where the job does not have the key, or where it was without the section ``before``.
+    where the job does not have the key, or where the section was null ``before``.
     """
     above, _, name = key.rpartition(".")
-    new = not any(f"{known}.".startswith(f"{above}.") for known in before)
-    whole = above and (name in ("name", "kind") or key not in job or new)
+    whole = above and (name in ("name", "kind") or key not in job or above in before)
     key = above if whole else key
     return as_shell_word(key, job[key] if key in job else section(job, key) or None)
 
