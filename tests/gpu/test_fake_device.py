@@ -141,8 +141,8 @@ def test_every_algorithm_is_played():
     assert {ENTRIES[name].keys["name"] for name in METHODS} == set(ALGORITHMS)
 
 
-# Hooks are called in lanes as one client after the other: these call each of them.
-IN_LANES = [
+# One client after the other, as in lanes too, these call each hook; the others in the long form.
+ONE_BY_ONE = [
     "fedavg",
     "scaffold-2",
     "mime",
@@ -157,7 +157,15 @@ IN_LANES = [
 
 @pytest.mark.parametrize(
     ("method", "executor"),
-    [*product(METHODS, ["sequential", "block"]), *product(IN_LANES, ["lanes"])],
+    [
+        *product(METHODS, ["block"]),
+        *product(ONE_BY_ONE, ["sequential", "lanes"]),
+        *(
+            pytest.param(method, "sequential", marks=long_form)
+            for method in METHODS
+            if method not in ONE_BY_ONE
+        ),
+    ],
 )
 def test_algorithms(tmp_path, problem, method, executor):
     job = small_job(problem, ENTRIES[method].keys, executor=executor)
