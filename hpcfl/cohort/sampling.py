@@ -3,11 +3,12 @@
 ``power_of_choice`` draws candidates so; which of them take part is known when the round begins.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,63 @@ Weights = NDArray[np.float64]
 """[N], positive, the job's weight of every client."""
 
 
+class Drawing(NamedTuple):
+    """What the clients of a round are drawn by."""
+
+    round: int
+    """Counted from zero."""
+    population: int
+    """N."""
+    seed: int
+    """The job's."""
+    available: IntArray | None = None
+    """Those who can be drawn, ascending; None: all."""
+    weights: Weights | None = None
+    """None: all alike."""
+
+    @property
+    def stream(self) -> np.random.Generator:
+        """The random numbers of the round."""
+        return stream(self.seed, "cohort", self.round)
+
+    @property
+    def ids(self) -> IntArray:
+        """The clients that can be drawn."""
+        return np.arange(self.population) if self.available is None else self.available
+
+    def present(self, clients: IntArray) -> IntArray:
+        """Those of the clients that are available."""
+        return clients if self.available is None else clients[np.isin(clients, self.available)]
+
+    def by_weight(self, size: int, *, replace: bool) -> IntArray:
+        """Draw ``size`` clients one after the other by their weights; none where nobody is."""
+        if not len(self.ids):
+            return self.ids
+        own = np.ones(len(self.ids)) if self.weights is None else self.weights[self.ids]
+        return self.ids[self.stream.choice(len(self.ids), size, replace=replace, p=own / own.sum())]
+
+
 @dataclass(frozen=True, kw_only=True)
-class _WithSize(Section):
+class _Kind(Section, ABC):
+    """A kind of cohorts."""
+
+    def draw(
+        self,
+        round: int,
+        population: int,
+        seed: int,
+        available: IntArray | None = None,
+        weights: Weights | None = None,
+    ) -> IntArray:
+        """The round's clients, ascending, each once; see ``Drawing``."""
+        return self._draw(Drawing(round, population, seed, available, weights))
+
+    @abstractmethod
+    def _draw(self, drawing: Drawing) -> IntArray: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WithSize(_Kind):
     """Cohorts with a key ``size``."""
 
     size: Count
@@ -54,23 +110,15 @@ class Uniform(Sized):
 
     kind: Literal["uniform"] = "uniform"
 
-    def draw(
-        self,
-        round: int,
-        population: int,
-        seed: int,
-        available: IntArray | None = None,
-        weights: Weights | None = None,
-    ) -> IntArray:
+    def _draw(self, drawing: Drawing) -> IntArray:
         """The round's clients, ascending: out of all, or of those ``available``, or all of them."""
-        ids = np.arange(population) if available is None else available
-        size = min(self.size, len(ids))
-        chosen = stream(seed, "cohort", round).choice(len(ids), size, replace=False)
+        ids = drawing.ids
+        chosen = drawing.stream.choice(len(ids), min(self.size, len(ids)), replace=False)
         return np.sort(ids[chosen])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bernoulli(Section):
+class Bernoulli(_Kind):
     """Each client independently with probability ``p``; a round may be empty."""
 
     kind: Literal["bernoulli"] = "bernoulli"
@@ -84,17 +132,9 @@ class Bernoulli(Section):
     def check(self, population: int, rounds: int) -> None:
         """Any population is valid; a run refuses cohorts that all turn out empty."""
 
-    def draw(
-        self,
-        round: int,
-        population: int,
-        seed: int,
-        available: IntArray | None = None,
-        weights: Weights | None = None,
-    ) -> IntArray:
+    def _draw(self, drawing: Drawing) -> IntArray:
         """The round's clients, ascending; none that is not ``available``."""
-        present = stream(seed, "cohort", round).random(population) < self.p
-        return _present(np.flatnonzero(present), available)
+        return drawing.present(np.flatnonzero(drawing.stream.random(drawing.population) < self.p))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,21 +143,14 @@ class Cyclic(Sized):
 
     kind: Literal["cyclic"] = "cyclic"
 
-    def draw(
-        self,
-        round: int,
-        population: int,
-        seed: int,
-        available: IntArray | None = None,
-        weights: Weights | None = None,
-    ) -> IntArray:
+    def _draw(self, drawing: Drawing) -> IntArray:
         """The round's clients, ascending; none that is not ``available``."""
-        members: IntArray = (round * self.size + np.arange(self.size)) % population
-        return _present(np.sort(members), available)
+        members = (drawing.round * self.size + np.arange(self.size)) % drawing.population
+        return drawing.present(np.sort(members))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(Section):
+class Replay(_Kind):
     """Given cohorts: a list of client ids for every round."""
 
     kind: Literal["replay"] = "replay"
@@ -174,16 +207,9 @@ class Replay(Section):
         if not any(self.cohorts):
             raise JobError("cohort.rounds: every cohort is empty")
 
-    def draw(
-        self,
-        round: int,
-        population: int,
-        seed: int,
-        available: IntArray | None = None,
-        weights: Weights | None = None,
-    ) -> IntArray:
+    def _draw(self, drawing: Drawing) -> IntArray:
         """The round's clients, ascending; none that is not ``available``."""
-        return _present(np.sort(np.asarray(self.cohorts[round], dtype=np.int64)), available)
+        return drawing.present(np.sort(np.asarray(self.cohorts[drawing.round], dtype=np.int64)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,29 +224,13 @@ class Importance(_WithSize):
     size: Count
     """Draws of a round."""
 
-    def draws(
-        self,
-        round: int,
-        population: int,
-        seed: int,
-        available: IntArray | None = None,
-        weights: Weights | None = None,
-    ) -> IntArray:
+    def draws(self, drawing: Drawing) -> IntArray:
         """The round's draws, ascending: a client as often as it was drawn."""
-        ids = np.arange(population) if available is None else available
-        draw = stream(seed, "cohort", round)
-        return np.sort(_drawn(draw, ids, weights, self.size if len(ids) else 0, replace=True))
+        return np.sort(drawing.by_weight(self.size, replace=True))
 
-    def draw(
-        self,
-        round: int,
-        population: int,
-        seed: int,
-        available: IntArray | None = None,
-        weights: Weights | None = None,
-    ) -> IntArray:
+    def _draw(self, drawing: Drawing) -> IntArray:
         """The round's clients, ascending, each once; none that is not ``available``."""
-        return np.unique(self.draws(round, population, seed, available, weights))
+        return np.unique(self.draws(drawing))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,50 +260,18 @@ class PowerOfChoice(Sized):
                 f"{population}; use at most {population}"
             )
 
-    def draw_candidates(
-        self,
-        round: int,
-        population: int,
-        seed: int,
-        available: IntArray | None = None,
-        weights: Weights | None = None,
-    ) -> IntArray:
+    def draw_candidates(self, drawing: Drawing) -> IntArray:
         """Those who send their loss, as drawn; all who are ``available`` where these are fewer."""
-        ids = np.arange(population) if available is None else available
-        draw = stream(seed, "cohort", round)
-        return _drawn(draw, ids, weights, min(self.candidates, len(ids)), replace=False)
+        return drawing.by_weight(min(self.candidates, len(drawing.ids)), replace=False)
 
-    def draw(
-        self,
-        round: int,
-        population: int,
-        seed: int,
-        available: IntArray | None = None,
-        weights: Weights | None = None,
-    ) -> IntArray:
+    def _draw(self, drawing: Drawing) -> IntArray:
         """What a plan takes for the round's clients, as losses are not known: the first drawn."""
-        drawn = self.draw_candidates(round, population, seed, available, weights)
-        return np.sort(drawn[: self.size])
+        return np.sort(self.draw_candidates(drawing)[: self.size])
 
     def choose(self, candidates: IntArray, losses: NDArray[np.float64]) -> IntArray:
         """The round's clients, ascending: those with the largest losses, or the lowest numbers."""
         order = np.lexsort((candidates, -losses))
         return np.sort(candidates[order[: self.size]])
-
-
-def _present(clients: IntArray, available: IntArray | None) -> IntArray:
-    """Those of the clients that are available; all where None says nothing of it."""
-    return clients if available is None else clients[np.isin(clients, available)]
-
-
-def _drawn(
-    draw: np.random.Generator, ids: IntArray, weights: Weights | None, size: int, *, replace: bool
-) -> IntArray:
-    """Draw ``size`` of these clients, one after the other, by their weights; alike without any."""
-    if not size:
-        return ids[:0]
-    own = np.ones(len(ids)) if weights is None else weights[ids]
-    return ids[draw.choice(len(ids), size, replace=replace, p=own / own.sum())]
 
 
 CohortConfig = Annotated[

@@ -27,7 +27,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from hpcfl.cohort.participation import Participation, Wait
-from hpcfl.cohort.sampling import CohortConfig, Importance, PowerOfChoice, Sized
+from hpcfl.cohort.sampling import CohortConfig, Drawing, Importance, PowerOfChoice, Sized
 from hpcfl.errors import JobError
 from hpcfl.local.device_trace import DeviceTrace, read_trace
 from hpcfl.seeds import stream
@@ -194,7 +194,7 @@ class Participants:
 
     def candidates(self, round: int) -> IntArray:
         """Where losses choose: the clients whose losses are needed, ascending."""
-        return np.sort(self._chosen_by_loss.draw_candidates(*self._drawing(round)))
+        return np.sort(self._chosen_by_loss.draw_candidates(self._drawing(round)))
 
     def choose(self, round: int, candidates: IntArray, losses: FloatArray) -> Participation:
         """Who takes part in ``round``, where these losses of its candidates decide who is asked."""
@@ -212,15 +212,15 @@ class Participants:
         Where clients are drawn by their weights, each counts as often as it was drawn.
         """
         if isinstance(self._asking, Importance):
-            drawn = self._asking.draws(*self._drawing(round))
+            drawn = self._asking.draws(self._drawing(round))
             return np.bincount(drawn, minlength=self._population)[members].astype(np.float64)
         if isinstance(self._asking, PowerOfChoice):
             return np.ones(len(members))
         return self._weights[members]
 
-    def _drawing(self, round: int) -> tuple[int, int, int, IntArray | None, FloatArray]:
-        """The arguments of a draw."""
-        return round, self._population, self._seed, self.available(round), self._weights
+    def _drawing(self, round: int) -> Drawing:
+        available = self.available(round)
+        return Drawing(round, self._population, self._seed, available, self._weights)
 
     def typical(self) -> FloatArray:
         """[N], simulated seconds of each client in round 1, without jitter."""

@@ -10,6 +10,7 @@ from hpcfl.cohort.sampling import (
     Bernoulli,
     CohortConfig,
     Cyclic,
+    Drawing,
     Importance,
     PowerOfChoice,
     Replay,
@@ -94,7 +95,7 @@ WEIGHTS = np.array([10.0, 40.0, 5.0, 25.0, 20.0])
 def test_importance_draws_by_the_weights_and_with_replacement():
     """3 draws of 4000 rounds: 12000 p_i in all, within five standard deviations."""
     cohort = Importance(size=3)
-    drawn = [cohort.draws(t, 5, seed=0, weights=WEIGHTS) for t in range(4000)]
+    drawn = [cohort.draws(Drawing(t, 5, 0, weights=WEIGHTS)) for t in range(4000)]
     chances = WEIGHTS / 100
     counts = np.bincount(np.concatenate(drawn), minlength=5)
     assert counts.sum() == 12000
@@ -113,7 +114,7 @@ def _distinct_triples(p):
 def test_a_mean_by_importance_is_unbiased():
     """(1/m) sum over draws of v_i has the mean sum p_i v_i and the variance of one draw over m."""
     cohort, v = Importance(size=3), np.array([3.0, -1.0, 8.0, 0.5, 2.0])
-    means = [v[cohort.draws(t, 5, seed=7, weights=WEIGHTS)].mean() for t in range(4000)]
+    means = [v[cohort.draws(Drawing(t, 5, 7, weights=WEIGHTS))].mean() for t in range(4000)]
     chances = WEIGHTS / 100
     expected = chances @ v
     deviation = np.sqrt((chances @ v**2 - expected**2) / 3)
@@ -124,7 +125,7 @@ def test_a_mean_by_importance_is_unbiased():
 def test_candidates_are_drawn_by_the_weights_without_replacement():
     """One of two candidates of three clients: first by p, then by what is left of it."""
     cohort, weights = PowerOfChoice(size=1, candidates=2), np.array([1.0, 2.0, 5.0])
-    drawn = [cohort.draw_candidates(t, 3, seed=0, weights=weights) for t in range(4000)]
+    drawn = [cohort.draw_candidates(Drawing(t, 3, 0, weights=weights)) for t in range(4000)]
     assert all(len(set(d)) == 2 for d in drawn)
     p = weights / 8
     first = np.bincount([d[0] for d in drawn], minlength=3) / 4000
@@ -144,7 +145,7 @@ def test_the_largest_losses_are_chosen_and_of_equal_ones_the_lowest_numbers():
 def test_as_many_candidates_as_places_are_a_draw_by_the_weights():
     cohort = PowerOfChoice(size=3, candidates=3)
     for t in range(20):
-        drawn = cohort.draw_candidates(t, 5, seed=1, weights=WEIGHTS)
+        drawn = cohort.draw_candidates(Drawing(t, 5, 1, weights=WEIGHTS))
         losses = np.random.default_rng(t).normal(size=3)
         chosen = cohort.choose(np.sort(drawn), losses)
         assert chosen.tolist() == cohort.draw(t, 5, seed=1, weights=WEIGHTS).tolist()
