@@ -34,6 +34,8 @@ class Listing(NamedTuple):
     """Names and images of the clients, in the order of their numbers."""
     test: Sequence[Photo]
     classes: int
+    owners: Sequence[str] = ()
+    """The name of the client of each test image, perhaps of none that trains; empty: not known."""
 
     @property
     def train(self) -> list[Photo]:

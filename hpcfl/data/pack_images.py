@@ -192,7 +192,7 @@ def _room(listing: Listing, chunks: Sequence[Chunk]) -> int:
     longest_client = max((len(os.fsencode(name)) for name, _ in listing.clients), default=0)
     return (
         sum(_file(chunk).stat().st_size for chunk in chunks)
-        + len(photos) * (longest + 16)
+        + len(photos) * (longest + 24)
         + len(listing.clients) * (longest_client + 8)
     )
 
@@ -223,3 +223,8 @@ def _name_clients(file: Any, listing: Listing, lost: set[Photo]) -> None:
     kept = [name for name, count in counts.items() if count]
     file["train/clients"] = np.cumsum([0, *(counts[name] for name in kept)])
     file["train/client_names"] = encoded(kept)
+    if listing.owners:
+        numbers = {name: number for number, name in enumerate(kept)}
+        whose = zip(listing.owners, listing.test, strict=True)
+        owners = [numbers.get(name, -1) for name, photo in whose if photo not in lost]
+        file["test/clients"] = np.array(owners, dtype=np.int64)

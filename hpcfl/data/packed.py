@@ -9,6 +9,8 @@
     /train
       clients        int64 [N + 1], the row that each client's images begin at
       client_names   text [N]
+    /test            where its images are known to be of clients
+      clients        int64 [n], the client of each, -1 where it is none of train
 
 What training needs is mapped into memory, so opening reads almost nothing.
 """
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, opened, strings
-from hpcfl.data.partition import ExampleRows
+from hpcfl.data.partition import ExampleRows, rows_of_clients
 from hpcfl.errors import DataError
 from hpcfl.io.regular import open_binary
 from hpcfl.types import Examples, IntArray
@@ -88,6 +90,8 @@ class Contents(NamedTuple):
     test: PackedSplit | None
     natural: list[ExampleRows]
     """The rows of each client."""
+    natural_tests: list[ExampleRows] | None
+    """The test images of each client; None: the file does not say whose they are."""
     classes: int
 
 
@@ -113,9 +117,22 @@ def read_packed(path: Path, side: int, workers: int) -> Contents:
         train = _split(path, file, "train", side, workers, classes)
         test = _split(path, file, "test", side, workers, classes) if "test" in file else None
         starts = mapped(path, file, "train/clients", np.int64)
+        known = "test/clients" in file
+        owners = mapped(path, file, "test/clients", np.int64) if known else None
     _check_ascending(path, "train/clients", starts, len(train.examples.labels))
     natural = [np.arange(a, b) for a, b in pairwise(starts.tolist())]
-    return Contents(train, test, natural, classes)
+    tests = None if owners is None else _tests_of(path, owners, len(natural), test)
+    return Contents(train, test, natural, tests, classes)
+
+
+def _tests_of(
+    path: Path, owners: IntArray, clients: int, test: PackedSplit | None
+) -> list[ExampleRows]:
+    """The test images of each of so many clients."""
+    count = 0 if test is None else len(test.examples.labels)
+    if len(owners) != count or (count and not -1 <= owners.min() <= owners.max() < clients):
+        raise DataError(f"{path}: test/clients does not fit its images: the file is damaged")
+    return rows_of_clients(np.arange(clients), owners)
 
 
 def mapped(

@@ -29,6 +29,19 @@ def rows_of_owners(owner: IntArray) -> list[ExampleRows]:
     return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
 
 
+def rows_of_clients(clients: IntArray, owner: IntArray) -> list[ExampleRows]:
+    """The rows of each of these clients, ascending; owners may be others, too.
+
+    Args:
+        clients: their numbers, ascending.
+        owner: [n] the client of each row.
+    """
+    rows = np.flatnonzero(np.isin(owner, clients))
+    place = np.searchsorted(clients, owner[rows])
+    counts = np.bincount(place, minlength=len(clients))
+    return np.split(rows[np.argsort(place, kind="stable")], np.cumsum(counts)[:-1])
+
+
 class RowRanges(Sequence[ExampleRows]):
     """Rows of clients stored one after the other.
 

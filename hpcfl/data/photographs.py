@@ -124,6 +124,7 @@ class Photos(DataConfig):
             train=contents.train.examples,
             test=None if contents.test is None else contents.test.examples,
             natural=contents.natural,
+            natural_tests=contents.natural_tests,
             classes=contents.classes,
             loss="cross_entropy",
             transform=self._transform(),

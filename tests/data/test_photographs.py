@@ -87,6 +87,62 @@ def test_images_and_labels_stand_by_client(made, kind):
     assert dataset.classes == {"landmarks": 2028, "inaturalist": 1203, "image_folder": 3}[kind]
 
 
+def test_test_images_of_each_client(tmp_path):
+    """Clients by number; who does not train has tests, but they are nobody's."""
+    image_layouts.image_folder(tmp_path)
+    rmtree(tmp_path / "test")
+    for number, place in enumerate(["10/class2", "9/class0", "77/class1", "10/class0"]):
+        image_layouts.image(tmp_path / f"test/{place}/{number}.png", 100 + number)
+    (tmp_path / "test/31").mkdir()
+    config = source("image_folder", tmp_path)
+    config.prepare(quiet)
+    dataset = config.load(0)
+    assert [rows.tolist() for rows in dataset.natural_tests] == [[0], [1, 2], []]
+    assert shows(dataset.test.inputs.read(np.arange(4)), [101, 103, 100, 102])
+    assert dataset.test.labels.tolist() == [0, 0, 2, 1]
+
+
+def test_a_client_without_training_images_owns_no_tests(tmp_path):
+    """All images of client 9 are lost, and one of the test images of client 10."""
+    image_layouts.image_folder(tmp_path)
+    rmtree(tmp_path / "test")
+    for number, place in enumerate(["10/class2", "9/class0", "10/class0"]):
+        image_layouts.image(tmp_path / f"test/{place}/{number}.png", 100 + number)
+    lost = [*(tmp_path / "train/9").glob("*/*.jpg"), tmp_path / "test/10/class0/2.png"]
+    for path in lost:
+        path.write_text("no image")
+    config = source("image_folder", tmp_path, allow_missing=len(lost))
+    config.prepare(quiet)
+    dataset = config.load(0)
+    assert [rows.tolist() for rows in dataset.natural_tests] == [[1], []]
+    assert dataset.test.labels.tolist() == [0, 2]
+
+
+def test_owners_of_test_images_are_checked(tmp_path):
+    image_layouts.image_folder(tmp_path)
+    rmtree(tmp_path / "test")
+    image_layouts.image(tmp_path / "test/10/class2/0.png", 100)
+    config = source("image_folder", tmp_path)
+    path = config.prepare(quiet)
+    with h5py.File(path, "r+") as file:
+        file["test/clients"][0] = 3
+    with pytest.raises(DataError, match="test/clients does not fit its images: the file is damag"):
+        config.load(0)
+
+
+def test_test_images_of_all_and_of_clients(tmp_path):
+    image_layouts.image_folder(tmp_path)
+    image_layouts.image(tmp_path / "test/10/class0/0.png", 100)
+    with pytest.raises(DataError, match=r"test/class0: has images, but \S+test/10 has folders; ex"):
+        source("image_folder", tmp_path).prepare(quiet)
+    rmtree(tmp_path / "test")
+    image_layouts.image(tmp_path / "test/10/class7/0.png", 100)
+    with pytest.raises(
+        DataError, match=r"test/10/class7: no client trains on a class of this name"
+    ):
+        source("image_folder", tmp_path).prepare(quiet)
+
+
 def test_rows_may_be_read_in_any_order(made):
     images = made("landmarks").load(0).train.inputs
     whole = images.read(np.arange(8))

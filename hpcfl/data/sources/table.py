@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.labels import missing_classes
-from hpcfl.data.partition import rows_of_owners
+from hpcfl.data.partition import rows_of_clients, rows_of_owners
 from hpcfl.data.sources.arrays import cast, stored
 from hpcfl.data.tables import (
     CsvRow,
@@ -102,7 +102,7 @@ class Table(DataConfig):
             present, number = np.unique(owner[train], return_inverse=True)
             natural = rows_of_owners(number)
             if test is not None:
-                natural_tests = _rows_of(present, owner[test])
+                natural_tests = rows_of_clients(present, owner[test])
             if isinstance(names[0], str):
                 shown = _listed("client", [names[k] for k in present])
                 notes += (f"data.client: in sorted order, {shown}",)
@@ -393,15 +393,6 @@ def _numbered(values: list[Any]) -> tuple[IntArray, list[Any]]:
     names = sorted({*values})
     numbers = {name: number for number, name in enumerate(names)}
     return np.fromiter((numbers[value] for value in values), np.int64, len(values)), names
-
-
-def _rows_of(clients: IntArray, owner: IntArray) -> list[IntArray]:
-    """The rows of each of these clients, ascending; owners may be others, too."""
-    place = np.searchsorted(clients, owner)
-    rows = np.flatnonzero(np.isin(owner, clients))
-    place = place[rows]
-    counts = np.bincount(place, minlength=len(clients))
-    return np.split(rows[np.argsort(place, kind="stable")], np.cumsum(counts)[:-1])
 
 
 def _quoted(name: Any) -> str:
