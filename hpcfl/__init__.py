@@ -91,9 +91,9 @@ def run(
             are the initial ones; or a class or function that makes one, which draws its weights
             from the job's seed, and may have arguments ``input_shape`` and ``outputs``; or a
             ``ModelConfig``.
-        data: takes the place of the job's ``data``: ``hpcfl.Data``, or its fields as a tuple
-            ``(train, test, owners)``; or a ``DataConfig``.  The job's ``data.partition`` divides
-            the examples where they have no owners.
+        data: takes the place of the job's ``data``: ``hpcfl.Data``, or its first fields as a
+            tuple ``(train, test, owners)``; or a ``DataConfig``.  The job's ``data.partition``
+            divides the examples where they have no owners.
         out: the run directory; runs/NAME when absent ("job" is a mapping's name).
         continued: resume if the directory holds a checkpoint of this job.
         callbacks: objects of classes derived from ``hpcfl.Callback``, called beside those that the

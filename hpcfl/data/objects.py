@@ -45,6 +45,9 @@ class Data:
     integers in x, and in one of several inputs in any case, may then be of unequal length: 0 fills
     them up at their ends, to the longest of train and test, so none may hold a 0, and ``x != 0`` is
     the mask."""
+    test_owners: Any = None
+    """The owner of each test example, where the clients have tests of their own.  Those of an owner
+    without training examples are in the whole test set alone."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the file, checked.
@@ -62,16 +65,21 @@ class Data:
                 where, key = _where("test" if part else "train", name), f".{name}" * bool(name)
                 found[f"x{part}{key}"] = _padded(x, longest, where)
             found[f"y{part}"] = y
+        if self.test_owners is not None and (self.owners is None or self.test is None):
+            raise DataError("data: test_owners needs owners and test beside it")
         if self.owners is not None:
-            owners = _array(self.owners, "owners")
-            if owners.dtype.kind in ("O", "T") and all(isinstance(n, str) for n in owners.flat):
-                owners = np.array(owners.tolist())  # as pandas has them
-            if owners.shape != found["y"].shape[:1] or owners.dtype.kind not in "iuUS":
-                raise DataError(
-                    f"data: owners is {owners.dtype} of shape {owners.shape}, expected integers or "
-                    f"strings of shape ({len(found['y'])},): the owner of each training example"
-                )
-            found["client"] = np.unique(owners, return_inverse=True)[1].astype(np.int64)
+            owners = _owners(self.owners, "owners", found["y"])
+            names, numbers = np.unique(owners, return_inverse=True)
+            found["client"] = numbers.astype(np.int64)
+            if self.test_owners is not None:
+                tested = _owners(self.test_owners, "test_owners", found["y_test"])
+                if (tested.dtype.kind in "iu") != (names.dtype.kind in "iu"):
+                    raise DataError(
+                        f"data: test_owners is {tested.dtype}, owners {names.dtype}; expected "
+                        "integers in both, or strings"
+                    )
+                place = np.searchsorted(names, tested).clip(max=len(names) - 1)
+                found["client_test"] = np.where(names[place] == tested, place, -1)
         checked = Arrays(path="data", classes=self.classes, integers=self.integers)
         checked.dataset(Path("data"), found)
         return found
@@ -134,6 +142,20 @@ def _pair(part: Any, name: str, integers: bool) -> tuple[dict[str, _Input], NDAr
             )
         found[k] = _input(x, _where(name, k), integers or bool(k))
     return found, _array(y, f"{name}, y")
+
+
+def _owners(values: Any, name: str, labels: NDArray[Any]) -> NDArray[Any]:
+    """The owner of each example, integers or strings [n]."""
+    owners = _array(values, name)
+    if owners.dtype.kind in ("O", "T") and all(isinstance(n, str) for n in owners.flat):
+        owners = np.array(owners.tolist())  # as pandas has them
+    if owners.shape != labels.shape[:1] or owners.dtype.kind not in "iuUS":
+        which = "training" if name == "owners" else "test"
+        raise DataError(
+            f"data: {name} is {owners.dtype} of shape {owners.shape}, expected integers or "
+            f"strings of shape ({len(labels)},): the owner of each {which} example"
+        )
+    return owners
 
 
 def _named(x: Any, name: str) -> Mapping[str, Any]:

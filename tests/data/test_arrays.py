@@ -9,6 +9,7 @@ from hpcfl.errors import DataError, JobError
 
 X = np.arange(12).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])
+TESTED = {"x": X, "y": Y, "x_test": X, "y_test": Y}
 NO_TEST = "data: there are no test examples (x_test, y_test), so nothing is scored on them"
 
 
@@ -99,6 +100,12 @@ def test_clients_own_their_rows(tmp_path):
         load(tmp_path, {"clients": 2}, x=X, y=Y, client=Y)
 
 
+def test_clients_with_tests_of_their_own(tmp_path):
+    found = load(tmp_path, **TESTED, client=Y, client_test=np.array([2, 0, -1, 2, -1, 0]))
+    assert [rows.tolist() for rows in found.natural_tests] == [[1, 5], [], [0, 3]]
+    assert load(tmp_path, **TESTED, client=Y).natural_tests is None
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -125,6 +132,24 @@ def test_clients_own_their_rows(tmp_path):
         ({"x": X, "y": Y, "client": Y - 1}, "client holds -1"),
         ({"x": X, "y": Y, "client": Y * 2}, "no example is of client 1, exp"),
         ({"x": X, "y": Y, "client": Y * 10**9}, "client holds 2000000000"),
+        ({**TESTED, "client": Y, "client_test": Y[:3]}, "client_test is int64 of shape"),
+        (
+            {**TESTED, "client": Y, "client_test": Y + 1},
+            "client_test holds 1 to 3, expected",
+        ),
+        (
+            {**TESTED, "client": Y, "client_test": Y - 2},
+            "client_test holds -2 to 0, expected",
+        ),
+        (
+            {**TESTED, "client": Y, "client_test": Y / 2},
+            "client_test of row 1 is 0.5, exp",
+        ),
+        (
+            {**TESTED, "client_test": Y},
+            "client_test says whose .*; expected client, x_t",
+        ),
+        ({"x": X, "y": Y, "client": Y, "client_test": Y}, "client_test says whose"),
     ],
 )
 def test_wrong_arrays(tmp_path, arrays, message):

@@ -87,6 +87,33 @@ def test_the_bits_are_those_of_a_dotted_path_and_an_npz(tmp_path):
     assert torch.equal(hpcfl.run(JOB, model=Net, data=other, out=tmp_path / "b").x, expected.x)
 
 
+def test_owners_of_tests():
+    """Of any names in the order of the clients; a stranger's tests are nobody's."""
+    _, _, owners = examples()
+    found = data(test_owners=[*owners[90:119], 77]).arrays()["client_test"]
+    assert found.tolist() == [*owners[90:119], -1]
+    names = [f"user {owner}" for owner in owners]
+    named = data(owners=names[:90], test_owners=[*names[90:119], "someone"]).arrays()
+    assert named["client_test"].tolist() == found.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"owners": None}, "test_owners needs owners and test beside it"),
+        ({"test": None}, "test_owners needs owners and test beside it"),
+        ({"test_owners": [0]}, r"test_owners is int64 of shape \(1,\), expected .*\(30,\)"),
+        (
+            {"test_owners": ["a"] * 30},
+            "test_owners is <U1, owners int64; expected integers in",
+        ),
+    ],
+)
+def test_wrong_owners_of_tests(changes, message):
+    with pytest.raises(DataError, match=message):
+        data(**{"test_owners": [0] * 30, **changes}).arrays()
+
+
 class Words(nn.Module):
     """The mean of the embeddings of a sentence's words, without its padding."""
 

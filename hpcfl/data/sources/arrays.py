@@ -1,6 +1,6 @@
 """Read a data set of the user's own from one file of numpy arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,19 @@ from torch import Tensor
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.labels import as_integers, count_of, missing_classes
 from hpcfl.data.named_inputs import NamedInputs
-from hpcfl.data.partition import ExampleRows, rows_of_owners
+from hpcfl.data.partition import ExampleRows, rows_of_clients, rows_of_owners
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_arrays
 from hpcfl.types import Count, Examples, PathText
 
-_OPTIONAL = ("client", "x_test", "y_test")
+_OPTIONAL = ("client", "x_test", "y_test", "client_test")
 _MANY = 1 << 20  # classes; more are taken for a mistake unless the job says so
 _NO_TEST = "data: there are no test examples (x_test, y_test), so nothing is scored on them"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(DataConfig):
-    """An .npz of x [n, ...] and y [n], and perhaps client [n], x_test and y_test.
+    """An .npz of x [n, ...] and y [n], and perhaps client [n], x_test, y_test and client_test.
 
     x.NAME [n, ...] instead of x are several inputs, by the names that the model's forward has.
     Integers in y are classes (cross-entropy), floats are targets (mean of r^2 / 2).
@@ -75,6 +75,7 @@ class Arrays(DataConfig):
             train=train,
             test=test,
             natural=natural,
+            natural_tests=self._natural_tests(path, arrays, natural),
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
             transform=named or (to_indices if self.integers else cast),
@@ -146,6 +147,34 @@ class Arrays(DataConfig):
                 f"0 to {len(counts) - 1}; in numpy np.unique(client, return_inverse=True)[1]"
             )
         return rows_of_owners(client)
+
+    def _natural_tests(
+        self,
+        path: Path,
+        arrays: Mapping[str, NDArray[Any]],
+        natural: Sequence[ExampleRows] | None,
+    ) -> list[ExampleRows] | None:
+        """The test examples of each client; None where the file does not say whose they are."""
+        if "client_test" not in arrays:
+            return None
+        if natural is None or "y_test" not in arrays:
+            raise DataError(
+                f"{path}: client_test says whose the test examples are; expected client, x_test "
+                "and y_test beside it"
+            )
+        owner, expected = arrays["client_test"], arrays["y_test"].shape[:1]
+        if owner.shape != expected:
+            raise DataError(
+                f"{path}: client_test is {owner.dtype} of shape {owner.shape}, expected integers "
+                f"of shape {expected}"
+            )
+        owner = as_integers(f"{path}: client_test", owner).astype(np.int64)
+        if len(owner) and not -1 <= owner.min() <= owner.max() < len(natural):
+            raise DataError(
+                f"{path}: client_test holds {owner.min()} to {owner.max()}, expected the ids of "
+                f"client, 0 to {len(natural) - 1}, and -1 where a test example is of none of them"
+            )
+        return rows_of_clients(np.arange(len(natural)), owner)
 
 
 def cast(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
