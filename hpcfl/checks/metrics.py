@@ -47,6 +47,11 @@ def check_scores(components: Components) -> None:
             "the clients' own, as fedper and ditto do; remove the key, or set "
             "evaluate.personal.steps to score fine-tuned models"
         )
+    if evaluate.scores_clients and not components.tested_clients:
+        raise JobError(
+            "evaluate: the clients are to be scored on their own test examples, but none of those "
+            "that train has one; set data.holdout, or remove clients, local_models and personal"
+        )
     if components.job.stop is not None:
         _check_stop(components, components.job.stop)
     tests, validated = dataset.test, components.split.validation is not None

@@ -239,6 +239,13 @@ def _job_lines(
     yield "checkpoint", _settings(job.checkpoint).removeprefix(": ")
 
 
+_OWN = {
+    "holdout": "held-out examples",
+    "test": "test examples of their own",
+    "train": "training examples",
+}
+
+
 def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     sizes = np.array([len(own) for own in components.rows])
     tests = len(components.tests())
@@ -246,6 +253,10 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     spread = f"{_between(low, high)} a client, median {median}"
     apart = f", {components.split.note}" if components.split.note else ""
     yield "examples", f"{spread}; {sizes.sum()} in all{apart}, {tests} for testing"
+    if components.job.evaluate.scores_clients:
+        data, rows = components.client_tests
+        scored = f"{sum(map(len, rows))} {_OWN[data]}, of {components.tested_clients} clients"
+        yield "", f"clients are scored on {scored}"
     if components.dataset.named is not None:
         yield "forward", f"{components.dataset.named.given(components.x0.dtype)}"
     steps = components.clients.steps_per_round

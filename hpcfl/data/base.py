@@ -76,7 +76,8 @@ class Dataset:
     """The test examples of each natural client, perhaps none, in the order of ``natural``; None
     where the data does not say whose they are."""
     personal: Callable[[int], Transform] | None = None
-    """Client -> its transform, where transforms differ; None: all clients have ``transform``."""
+    """Client -> its transform, where transforms differ; None: all clients have ``transform``.  The
+    scores of the whole test set have ``transform``, those of a client its own."""
     mapped: bool = False
     """Whether the examples are in a file that is mapped into memory: the system loads its pages
     when they are used, and drops them when memory is short."""

@@ -41,7 +41,8 @@ class Coloured(DataConfig):
     ) -> Callable[[int], Transform] | None:
         """Each client's transform: ``transform`` with factors drawn once, from a stream of its own.
 
-        They apply to the client's training and held-out examples; the test set is unchanged.
+        They apply to the client's training and held-out examples, and to tests of its own in its
+        scores; the test set is unchanged.
         """
         return None if self.colour is None else PersonalColours(self.colour, transform, seed)
 

@@ -334,12 +334,13 @@ def _natural(
     return _of_clients(natural, _draw(len(natural), wanted, generator))
 
 
-def owners_of_tests(
+def tests_of_clients(
     config: DataConfig, dataset: Dataset, split: Split, seed: int
-) -> NDArray[np.int32] | None:
-    """The client of each test example, [test examples], -1 where none that trains has it.
+) -> Sequence[ExampleRows] | None:
+    """The rows of the test examples of each client that trains.
 
-    None where the data does not say whose its test examples are, or the clients are not natural.
+    None where the data does not say whose its test examples are (or none is of a client that has
+    training examples), or where the clients are not the natural ones.
 
     Args:
         config: the ``data`` section.
@@ -348,7 +349,7 @@ def owners_of_tests(
         seed: the job's.
     """
     tests, partition = dataset.natural_tests, effective_partition(config, dataset)
-    if dataset.test is None or tests is None or not isinstance(partition, Natural):
+    if tests is None or not isinstance(partition, Natural) or not sizes_of(tests).any():
         return None
     numbers = np.arange(len(tests))  # the natural client of each client that trains
     if config.clients is not None:
@@ -356,10 +357,7 @@ def owners_of_tests(
         numbers = _draw(len(tests), config.clients, generator)
     if split.clients is not None:
         numbers = numbers[split.clients]
-    owner = np.full(len(dataset.test.labels), -1, dtype=np.int32)
-    for client, number in enumerate(numbers.tolist()):
-        owner[tests[number]] = client
-    return owner
+    return _of_clients(tests, numbers)
 
 
 def _draw(population: int, wanted: int, generator: np.random.Generator) -> ExampleRows:

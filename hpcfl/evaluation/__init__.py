@@ -10,7 +10,8 @@ labels.
 over client i's training examples and p_i the client's share of the job's weights, over all clients.
 
 ``client_accuracy_*`` (``evaluate.clients``): the global model on each client's examples: those that
-``data.holdout`` sets aside, or the training examples without it.
+``data.holdout`` sets aside; without it the client's own test examples, where the data says whose
+they are; else its training examples.
 ``local_model_accuracy_*`` (``evaluate.local_models``): each client's last local model on the same
 examples, over the ``local_model_clients`` clients that have one.  ``_mean`` is the plain mean over
 clients, ``_std`` their standard deviation (the root of the mean squared distance from the mean),

@@ -36,7 +36,7 @@ class ClientRows:
 
         Args:
             model: which model of a client was scored: "global", "local" or "personal".
-            data: on which of its examples: "holdout" or "train".
+            data: on which of its examples: "holdout", "test" or "train".
             known: of this rank's clients, their scores by name.
             clients: the number of all clients.
         """

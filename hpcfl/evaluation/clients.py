@@ -35,6 +35,11 @@ class Clients:
     personal_models: Callable[[Sequence[int], Vector, int], Iterable[Vector]]
     """(clients, the evaluated model x, rounds completed) -> their own models, on the device."""
 
+    @property
+    def _tested(self) -> list[int]:
+        """Those that have examples to be scored on."""
+        return [client for client in self.owned if self.pool.tests_of(client)]
+
     def global_scores(
         self,
         meter: Meter,
@@ -49,8 +54,9 @@ class Clients:
         pool = self.pool
         scores: dict[str, float] = {}
         training: ClientSums = {}
-        if objective or (accuracy and not pool.holds_out):
-            training = meter.of_clients(self.owned, lambda _: x, pool.training, metrics=accuracy)
+        if objective or (accuracy and pool.tested_on == "train"):
+            metrics = accuracy and pool.tested_on == "train"
+            training = meter.of_clients(self.owned, lambda _: x, pool.training, metrics=metrics)
         if objective:
             terms = [
                 float(self.weights[i]) * (sums["loss"] / max(sums["examples"], 1.0))
@@ -60,8 +66,8 @@ class Clients:
             scores["train_objective"] = total / float(self.weights.sum())
         if accuracy:
             tested = training
-            if pool.holds_out:
-                tested = meter.of_clients(self.owned, lambda _: x, pool.testing)
+            if pool.tested_on != "train":
+                tested = meter.of_clients(self._tested, lambda _: x, pool.testing)
             scores |= self._summaries("client", tested, meter, comm, x.device, rows)[0]
         return scores
 
@@ -69,7 +75,7 @@ class Clients:
         self, meter: Meter, x: Vector, comm: Comm, rows: ClientRows | None
     ) -> dict[str, float]:
         """Collective: the scores of each client's last local model on its own data."""
-        sums = meter.of_clients(self.owned, lambda i: self.local_model(i, x), self.pool.testing)
+        sums = meter.of_clients(self._tested, lambda i: self.local_model(i, x), self.pool.testing)
         scores, clients = self._summaries("local_model", sums, meter, comm, x.device, rows)
         return {**scores, "local_model_clients": clients}
 
@@ -77,10 +83,10 @@ class Clients:
         self, meter: Meter, x: Vector, round: int, comm: Comm, rows: ClientRows | None
     ) -> dict[str, float]:
         """Collective: the scores of each client's own model, beside ``x``, on its own data."""
-        models = iter(self.personal_models(self.owned, x, round))
-        sums = meter.of_clients(self.owned, lambda _: next(models), self.pool.testing)
+        models = iter(self.personal_models(self._tested, x, round))
+        sums = meter.of_clients(self._tested, lambda _: next(models), self.pool.testing)
         keys = ("loss", "examples", "correct", "scored")[: 4 if meter.classifies else 2]
-        terms = [[own[key] for own in sums.values() if own] for key in keys]
+        terms = [[own[key] for own in sums.values()] for key in keys]
         whole = dict(zip(keys, exact_sums(comm, terms, x.device), strict=True))
         scores = {}
         if whole["examples"]:
@@ -102,7 +108,7 @@ class Clients:
 
         The scores of each client are handed to ``rows``.
         """
-        known = {client: meter.scores(own) for client, own in sums.items() if own}
+        known = {client: meter.scores(own) for client, own in sums.items()}
         agree(meter.metrics, "numbers", comm)
         scores: dict[str, float] = {}
         counts = []
@@ -120,8 +126,7 @@ class Clients:
             ends = {"lowest_decile": ascending, "highest_decile": ascending[::-1]}
             scores |= _summary(f"{prefix}_{metric.name}", ascending, **ends)
         if rows is not None:
-            data = "holdout" if self.pool.holds_out else "train"
-            rows.of_clients(_MODELS[prefix], data, known, len(self.pool))
+            rows.of_clients(_MODELS[prefix], self.pool.tested_on, known, len(self.pool))
         return scores, next(iter(counts), 0)
 
     def _gather(

@@ -34,13 +34,14 @@ class Evaluate(Section):
     train: bool = False
     """Compute the global model's loss over all clients' training examples, too."""
     clients: bool | Literal["table"] = False
-    """Compute its accuracy on each client's examples, too: the mean, and the worst decile; with
+    """Compute its accuracy on each client's examples, too: those that ``data.holdout`` sets aside,
+    else the client's own test examples, where the data has them, else its training examples; with
     ``table`` the scores of each client are also in the run's ``clients.csv``."""
     local_models: bool = False
-    """Evaluate each client's last local model, too, if the algorithm keeps it."""
+    """Evaluate each client's last local model on the same, too, if the algorithm keeps it."""
     personal: bool | FineTuning = False
-    """Evaluate each client's own model, too, if the algorithm makes one; with ``{steps: k}`` after
-    k local steps more, from the global model if it makes none."""
+    """Evaluate each client's own model on the same, too, if the algorithm makes one; with
+    ``{steps: k}`` after k local steps more, from the global model if it makes none."""
     metrics: tuple[str, ...] = ()
     """Metrics of your own, by their dotted paths: on the test set, the validation data, and with
     ``clients``, ``local_models`` and ``personal`` on each client's examples."""
@@ -57,6 +58,11 @@ class Evaluate(Section):
                 )
             if names.count(name) > 1:
                 raise ValueError(f"metrics: found {path} and another {name}; rename one of them")
+
+    @property
+    def scores_clients(self) -> bool:
+        """Whether single clients are scored, on examples of their own."""
+        return bool(self.clients or self.local_models or self.personal)
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether the model after ``round`` rounds is evaluated."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.data.partition import ExampleRows
-from hpcfl.data.split import owners_of_tests, split_examples
+from hpcfl.data.split import split_examples, tests_of_clients
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.job.schema import LoadedJob
 from hpcfl.setup.load_data import fetch_data, load_data
@@ -51,8 +51,9 @@ def export_split(loaded: LoadedJob, path: Path) -> str:
         arrays["holdout"] = _owners(split.held_out, count)
     if split.validation is not None:
         arrays["validation"] = np.isin(np.arange(count), split.validation)
-    if (test := owners_of_tests(job.data, dataset, split, job.seed)) is not None:
-        arrays["test"] = test
+    tests = tests_of_clients(job.data, dataset, split, job.seed)
+    if dataset.test is not None and tests is not None:
+        arrays["test"] = _owners(tests, len(dataset.test.labels))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_output(path, buffer.getvalue())

@@ -5,7 +5,7 @@ from functools import cached_property, partial
 from itertools import chain
 from math import inf
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
 from hpcfl.data.partition import ExampleRows
 from hpcfl.local.block_batches import MAX_INDICES, BatchMaker, BlockBatches
-from hpcfl.local.examples import InMemory, example_source, resident
+from hpcfl.local.examples import ExampleSource, InMemory, example_source, resident
 from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
 from hpcfl.local.step import BatchIndices, ClientTask, Local, number
 from hpcfl.models.losses import terms
@@ -27,14 +27,23 @@ from hpcfl.types import Batch, IntArray
 Item = TypeVar("Item")
 
 
+class ClientTests(NamedTuple):
+    """The examples that each client is scored on."""
+
+    data: Literal["holdout", "test", "train"]
+    """Where they are from: training examples that the clients hold out, the data set's test
+    examples of these clients, or what they train on."""
+    rows: Sequence[ExampleRows]
+    """Of each client: rows of the test examples, or of the training examples."""
+
+
 class ClientData(NamedTuple):
     """A data set, divided among clients."""
 
     dataset: Dataset
     rows: Sequence[ExampleRows]
     """The training examples of each client."""
-    held_out: Sequence[ExampleRows] | None
-    """The examples that each client holds out for tests; None: no client holds out any."""
+    tests: ClientTests
 
 
 class ClientPool:
@@ -66,10 +75,11 @@ class ClientPool:
         full_batch: int,
         count_labels: int | None = None,
     ) -> None:
-        dataset, self._rows, self._held_out = data
-        self.train = resident(dataset.train, device, mapped=dataset.mapped)
-        """All training examples, on the device where they fit."""
-        self._source = example_source(self.train, data.rows, device)
+        dataset, self._rows, self._tests = data
+        train = resident(dataset.train, device, mapped=dataset.mapped)
+        self.train_source = example_source(train, data.rows, device)
+        """Of the training examples, which are on the device where they fit."""
+        self._test_set, self._mapped = dataset.test, dataset.mapped
         self._loss = dataset.loss
         self._transform, self._personal = dataset.transform, dataset.personal
         augments(self._transform)  # refuse a wrong transform now, not in the first round
@@ -77,7 +87,7 @@ class ClientPool:
         self.seed, self._dtype, self._device = seed, dtype, device
         self._full_batch, self._classes = full_batch, count_labels
         self._labels = dataset.train.labels
-        self._prefetcher = BatchPrefetcher(self._source, dataset.train.inputs, dtype, device)
+        self._prefetcher = BatchPrefetcher(self.train_source, dataset.train.inputs, dtype, device)
         self._no_gradient = torch.empty(0, dtype=dtype, device=device)
         self.examples = [len(rows) for rows in data.rows]
         """n_i of every client."""
@@ -89,7 +99,7 @@ class ClientPool:
 
     def prefetch(self, clients: Sequence[int]) -> None:
         """Start to read these clients' examples, in this order, where they are in a file."""
-        self._source.prefetch(clients)
+        self.train_source.prefetch(clients)
 
     def make_ahead(self, clients: Sequence[int], round: int) -> None:
         """Make the batch indices of the next round now, where a GPU trains meanwhile.
@@ -189,7 +199,7 @@ class ClientPool:
     def examples_to_try(self) -> Batch:
         """Two examples, of the first and the last client, without augmentation."""
         rows = np.concatenate([self._rows[0][:1], self._rows[len(self._rows) - 1][-1:]])
-        (stored,) = self._source.stream([rows])
+        (stored,) = self.train_source.stream([rows])
         return self._transformed(stored, self._transform_of(0))
 
     @cached_property
@@ -274,7 +284,7 @@ class ClientPool:
     @property
     def _shared(self) -> InMemory | None:
         """The examples, where one gather and one transform can serve several clients; else None."""
-        source = self._source
+        source = self.train_source
         return source if self._personal is None and isinstance(source, InMemory) else None
 
     def block_batches(self) -> BatchMaker | None:
@@ -327,23 +337,36 @@ class ClientPool:
 
     def training(self, client: int) -> Iterator[Batch]:
         """All training examples of ``client``, without augmentation."""
-        return self._stream(client, self._rows[client])
+        return self._stream(client, self.train_source, self._rows[client])
 
     def testing(self, client: int) -> Iterator[Batch]:
-        """The examples that ``client`` holds out; where no client does, as ``training``."""
-        return self._stream(client, (self._held_out or self._rows)[client])
+        """The examples that ``client`` is scored on, see ``ClientTests``; perhaps none."""
+        source = self.test_source if self.tested_on == "test" else self.train_source
+        return self._stream(client, source, self._tests.rows[client])
+
+    def tests_of(self, client: int) -> int:
+        """The number of examples that ``client`` is scored on."""
+        return len(self._tests.rows[client])
 
     @property
-    def holds_out(self) -> bool:
-        """Whether clients are tested on other examples than they train on."""
-        return self._held_out is not None
+    def tested_on(self) -> Literal["holdout", "test", "train"]:
+        """Where the examples are from that clients are scored on."""
+        return self._tests.data
+
+    @cached_property
+    def test_source(self) -> ExampleSource:
+        """Of the test examples, which are on the device from the first use on where they fit."""
+        if self._test_set is None:
+            raise ValueError("the data set has no test examples")
+        examples = resident(self._test_set, self._device, mapped=self._mapped)
+        return example_source(examples, (), self._device)
 
     def _full_batches(self, client: int) -> Iterator[tuple[int, Batch]]:
         """All examples of a client that trains in this round; see ``ClientTask``."""
         count, size = self.examples[client], self._full_batch
         positions = (np.arange(k, min(k + size, count)) for k in range(0, count, size))
         transform = self._transform_of(client)
-        for stored in self._source.of_client(client, positions):
+        for stored in self.train_source.of_client(client, positions):
             batch = self._transformed(stored, transform)
             yield terms(self._loss, batch.labels), batch
 
@@ -355,11 +378,11 @@ class ClientPool:
         counts = torch.bincount(own.flatten().long().cpu(), minlength=self._classes)
         return counts.to(self._device, self._dtype)
 
-    def _stream(self, client: int, rows: ExampleRows) -> Iterator[Batch]:
+    def _stream(self, client: int, source: ExampleSource, rows: ExampleRows) -> Iterator[Batch]:
         """Examples of a client outside its training: the reader need not keep them."""
         transform = self._transform_of(client)
         batches = (rows[k : k + self._full_batch] for k in range(0, len(rows), self._full_batch))
-        for stored in self._source.stream(batches):
+        for stored in source.stream(batches):
             yield self._transformed(stored, transform)
 
     def _transformed(

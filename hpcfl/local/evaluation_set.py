@@ -1,68 +1,54 @@
 """Examples that the model is evaluated on, in batches that are divided among the ranks."""
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 
 from hpcfl.data.base import Transform
 from hpcfl.data.partition import ExampleRows
-from hpcfl.local.examples import ExampleSource, InMemory, example_source, resident
-from hpcfl.types import Batch, Examples
+from hpcfl.local.examples import ExampleSource, InMemory
+from hpcfl.types import Batch
 
 
 class EvaluationSet:
     """The test set or the validation set; each of R ranks evaluates every R-th batch.
 
     Args:
-        examples: the test set, or the training examples; None: there is nothing to evaluate on.
-        rows: those of ``examples`` that belong to the set; None: all.
+        size: the number of its examples, perhaps 0.
+        rows: of the source, that belong to the set; None: the first ``size``, which are all.
+        source: gives the source of its examples; called when one is needed.
         transform: the data set's own, also of examples whose client has another.
         batch_size: examples in a batch.
         dtype: of the model.
-        device: of the batches.
-        mapped: see ``resident``.
     """
 
     def __init__(
         self,
-        examples: Examples | None,
+        size: int,
         rows: ExampleRows | None,
+        source: Callable[[], ExampleSource],
         transform: Transform,
         *,
         batch_size: int,
         dtype: torch.dtype,
-        device: torch.device,
-        mapped: bool,
     ) -> None:
-        self._examples, self._rows, self._transform = examples, rows, transform
+        self._size, self._rows, self._source, self._transform = size, rows, source, transform
         self._batch_size, self._dtype = batch_size, dtype
-        self._device, self._mapped = device, mapped
 
     def __len__(self) -> int:
-        if self._rows is not None:
-            return len(self._rows)
-        return len(self._examples.labels) if self._examples else 0
+        return self._size
 
     def batches(self, rank: int, ranks: int) -> Iterator[Batch]:
         """Batches number ``rank``, ``rank + ranks``, ...; none where there is nothing."""
-        if self._source is None:
+        if not self._size:
             return
-        count, step = len(self), self._batch_size
+        count, step = self._size, self._batch_size
         parts = [
             (start, min(start + step, count)) for start in range(rank * step, count, ranks * step)
         ]
-        for stored in _stored(self._source, self._rows, parts):
+        for stored in _stored(self._source(), self._rows, parts):
             yield Batch(self._transform(stored.inputs, self._dtype, None), stored.labels)
-
-    @cached_property
-    def _source(self) -> ExampleSource | None:
-        """Made when it is first needed: many ask for the size of the set alone."""
-        if self._examples is None:
-            return None
-        examples = resident(self._examples, self._device, mapped=self._mapped)
-        return example_source(examples, (), self._device)
 
 
 def _stored(

@@ -171,8 +171,9 @@ def _stand_in(loaded: LoadedJob, sizes: Sizes) -> Dataset:
         # The same for every seed: they stand for fixed ones.
         drawn = lognormal_sizes(sizes.train, sizes.clients, SPREAD, stream(0, "stand-in"))
         natural = RowRanges(np.cumsum(drawn) - drawn, drawn)
-        even = even_sizes(sizes.test, sizes.clients)
-        natural_tests = RowRanges(np.cumsum(even) - even, even)
+        if loaded.job.data.natural_clients is not None:
+            even = even_sizes(sizes.test, sizes.clients)
+            natural_tests = RowRanges(np.cumsum(even) - even, even)
     every_word = sizes.words is not None and getattr(loaded.job.model, "predict", "") == "every"
     decoded = getattr(loaded.job.data, "workers", None)
     return Dataset(

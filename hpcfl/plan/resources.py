@@ -73,7 +73,9 @@ class Plan:
     """Validation examples of an evaluation."""
     evaluations: int
     tuning_steps: int
-    """Of each client in an evaluation, before its own model is scored."""
+    """Of each tested client in an evaluation, before its own model is scored."""
+    tested: int
+    """The clients that are tested."""
     traffic: Traffic
     """Of a client in a round."""
     warm_start: Traffic
@@ -153,6 +155,7 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         validation=len(components.validation()),
         evaluations=job.evaluate.count(job.rounds),
         tuning_steps=components.tuning_steps,
+        tested=components.tested_clients,
         traffic=traffic(components.algorithm, schema),
         warm_start=_warm_start_traffic(components),
         choice=_choice_traffic(components),

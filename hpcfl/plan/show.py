@@ -298,7 +298,7 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     if found.tuning_steps:
         yield (
             "fine-tuning",
-            f"{found.tuning_steps} steps of each of {found.population} clients, "
+            f"{found.tuning_steps} steps of each of {found.tested} clients, "
             f"{found.evaluations} times",
         )
     visit, in_all = found.traffic, found.in_all

@@ -107,7 +107,9 @@ class Work:
     rounds: int
     evaluations: int
     tuning_steps: int = 0
-    """Of each client in an evaluation, before its own model is scored."""
+    """Of each tested client in an evaluation, before its own model is scored."""
+    tested: int = 0
+    """The clients that are tested."""
     candidates: Callable[[int], IntArray] | None = None
     """Round -> the clients that compute their loss on all their examples; None: none do."""
     warm_start: "Work | None" = None
@@ -191,6 +193,7 @@ def work(components: Components) -> Work:
         rounds=job.rounds,
         evaluations=job.evaluate.count(job.rounds),
         tuning_steps=components.tuning_steps,
+        tested=components.tested_clients,
         candidates=components.possible if isinstance(job.cohort, PowerOfChoice) else None,
         left_out=None if job.devices is None else left_out,
     )
@@ -214,13 +217,12 @@ def work(components: Components) -> Work:
 
 def _evaluated(components: Components) -> int:
     """Examples of an evaluation, as `hpcfl.evaluation` has them; every client has its models."""
-    evaluate, held = components.job.evaluate, components.split.held_out
-    training = sum(map(len, components.rows))
-    own = training if held is None else sum(map(len, held))
+    evaluate, (data, rows) = components.job.evaluate, components.client_tests
+    own = sum(map(len, rows))
     count = len(components.tests()) + len(components.validation())
-    if evaluate.train or (evaluate.clients and held is None):
-        count += training
-    if evaluate.clients and held is not None:
+    if evaluate.train or (evaluate.clients and data == "train"):
+        count += sum(map(len, components.rows))
+    if evaluate.clients and data != "train":
         count += own
     return count + own * (evaluate.local_models + bool(evaluate.personal))
 
@@ -253,7 +255,7 @@ def predict(asked: Work, ranks: int, costs: CostModel) -> Prediction:
     evaluate = ceil(asked.tests / ranks) * costs.test_s
     if asked.tuning_steps:
         each = asked.tuning_steps * costs.step_s + costs.visit_s
-        evaluate += ceil(len(asked.examples) / ranks) * each
+        evaluate += ceil(asked.tested / ranks) * each
     one = train + convert + exchange + ship + choose + costs.round_s
     hours = (asked.rounds * one + asked.evaluations * evaluate) / 3600
     if asked.warm_start is not None:

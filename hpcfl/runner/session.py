@@ -228,9 +228,8 @@ class RankSession:
         algorithm = dict(components.loaded.tree["algorithm"])
         name = short_name(algorithm.pop("name"))
         settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
-        unscored = components.split.held_out is not None and not (
-            job.evaluate.clients or job.evaluate.local_models or job.evaluate.personal
-        )
+        held_out = components.split.held_out is not None
+        unscored = held_out and not job.evaluate.scores_clients
         parts = [
             f"{name} ({settings}): {len(components.rows)} clients, "
             f"{components.parameters_text}, "

@@ -22,7 +22,7 @@ from hpcfl.comm.fast import FastReduction
 from hpcfl.comm.reduction import Reduction
 from hpcfl.data.base import Dataset
 from hpcfl.data.partition import ExampleRows
-from hpcfl.data.split import Split, split_examples
+from hpcfl.data.split import Split, split_examples, tests_of_clients
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round, traffic
 from hpcfl.engine.hook_rules import hook_advice
@@ -38,10 +38,11 @@ from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.evaluation.measure import Meter
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
-from hpcfl.local.client_pool import ClientData, ClientPool
+from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.devices import Participants, Visits
 from hpcfl.local.evaluation_set import EvaluationSet
+from hpcfl.local.examples import ExampleSource
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor, lane_executor
 from hpcfl.local.fine_tuning import FineTuning, Start
 from hpcfl.local.remote_states import RemoteClientStates
@@ -59,7 +60,7 @@ from hpcfl.setup.load_data import load_data
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.store.schema import StateSchema
-from hpcfl.types import Examples, IntArray, Vector
+from hpcfl.types import IntArray, Vector
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,23 @@ class Components:
         return stored(self.job, self.schema)
 
     @cached_property
+    def client_tests(self) -> ClientTests:
+        """The examples that each client is scored on."""
+        if self.split.held_out is not None:
+            return ClientTests("holdout", self.split.held_out)
+        own = tests_of_clients(self.job.data, self.dataset, self.split, self.job.seed)
+        return ClientTests("train", self.rows) if own is None else ClientTests("test", own)
+
+    @property
+    def tested_clients(self) -> int:
+        """The number of clients that have examples to be scored on."""
+        return sum(len(own) > 0 for own in self.client_tests.rows)
+
+    @cached_property
     def clients(self) -> ClientPool:
         """The clients, over one copy of the data on the device."""
         return ClientPool(
-            ClientData(self.dataset, self.rows, self.split.held_out),
+            ClientData(self.dataset, self.rows, self.client_tests),
             self.job.local,
             local_lr=self.job.local_lr,
             seed=self.job.seed,
@@ -304,24 +318,29 @@ class Components:
 
     def tests(self, batch_size: int | None = None) -> EvaluationSet:
         """The test set, in batches of the job's size or another one."""
-        return self._evaluation_set(self.dataset.test, None, batch_size)
+        size = 0 if self.dataset.test is None else len(self.dataset.test.labels)
+        return self._evaluation_set(size, None, lambda: self.clients.test_source, batch_size)
 
     def validation(self) -> EvaluationSet:
         """The validation set, empty where the job keeps none."""
         rows = self.split.validation
-        return self._evaluation_set(None if rows is None else self.clients.train, rows)
+        size = 0 if rows is None else len(rows)
+        return self._evaluation_set(size, rows, lambda: self.clients.train_source)
 
     def _evaluation_set(
-        self, examples: Examples | None, rows: ExampleRows | None, batch_size: int | None = None
+        self,
+        size: int,
+        rows: ExampleRows | None,
+        source: Callable[[], ExampleSource],
+        batch_size: int | None = None,
     ) -> EvaluationSet:
         return EvaluationSet(
-            examples,
+            size,
             rows,
+            source,
             self.dataset.transform,
             batch_size=batch_size or self.job.evaluate.batch_size,
             dtype=self.x0.dtype,
-            device=self.device,
-            mapped=self.dataset.mapped,
         )
 
     def gradient(self) -> Gradient:

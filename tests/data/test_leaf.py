@@ -158,9 +158,8 @@ def test_a_prepared_file_of_an_earlier_version(femnist, hpcfl):
     with np.load(path) as packed:
         old = {key: packed[key] for key in packed if not key.startswith("test_")}
     np.savez(path, **old)
-    assert Leaf(root=str(femnist)).load(0).natural_tests is None
     with pytest.raises(DataError, match="does not say whose the test examples are; remove it"):
-        Leaf(root=str(femnist), natural_clients=2).load(0)
+        Leaf(root=str(femnist)).load(0)
     np.savez(path, **old, test_sizes=np.array([2]), test_clients=np.array([3]))
     with pytest.raises(DataError, match="damaged; remove it and prepare it again"):
         Leaf(root=str(femnist)).load(0)

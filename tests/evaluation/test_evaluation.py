@@ -4,6 +4,7 @@ The model is linear in one feature, without bias: its logits are (0, w, 2 w) at 
 example at 1 is taken for class 2 and one at -1 for class 0.
 """
 
+import csv
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
 from hpcfl.local.sequential import Sequential
+from hpcfl.plan.time import work
 from tests.algorithms.play import Problem, parts, play, states, tree
 
 X = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0], [1.0]])
@@ -115,6 +117,96 @@ def test_accuracies_on_held_out_examples(tmp_path, job, log):
     assert found["client_accuracy_worst_decile"] == min(right)
     kept = np.concatenate(described.rows)
     assert found["train_objective"] == near(np.mean(np.array(LOSSES)[kept]))
+
+
+@pytest.fixture
+def owned_tests(tmp_path):
+    """The three clients, and test examples of clients 0 and 2 and of one that does not train."""
+    tests = [(1, 2, 0), (1, 1, 0), (-1, 0, 9), (-1, 2, 2)]
+    train = zip(X[:, 0], Y, CLIENT, strict=True)
+    rows = [f"{x:g},{y},{k},train" for x, y, k in train]
+    rows += [f"{x},{y},{k},test" for x, y, k in tests]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["x,y,who,part", *rows, ""]))
+    return {"kind": "table", "path": str(path), "label": "y", "client": "who", "split": "part"}
+
+
+def test_accuracies_on_the_clients_own_test_examples(tmp_path, job, log, owned_tests):
+    """1/2 of client 0, nothing of 1, none of client 2; the test set has the fourth example too."""
+    asked = {"clients": "table", "train": True, "local_models": True}
+    found = log(data=owned_tests, evaluate=asked, algorithm="fedhbm")[0]
+    assert found["client_accuracy_mean"] == 0.25
+    assert found["client_accuracy_worst_decile"] == 0.0
+    assert found["test_accuracy"] == 0.5
+    assert found["train_objective"] == near(sum(LOSSES) / 7)
+    with (tmp_path / "run0/clients.csv").open() as file:
+        first = [row for row in csv.DictReader(file) if row["round"] == "0"]
+    assert [(row["client"], row["data"], row["examples"]) for row in first] == [
+        ("0", "test", "2"),
+        ("2", "test", "1"),
+    ]
+    assert [float(row["loss"]) for row in first] == [near((UP - 2 + UP - 1) / 2), near(DOWN + 2)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"holdout": 0.25}, {"partition": {"kind": "iid"}, "clients": 3}]
+)
+def test_other_clients_have_no_tests_of_their_own(tmp_path, job, owned_tests, change):
+    """Held-out examples come first, and clients that are dealt anew own no test example."""
+    described = parts(tmp_path, job(data={**owned_tests, **change}))
+    wanted = "holdout" if "holdout" in change else "train"
+    assert described.clients.tested_on == wanted
+
+
+@pytest.mark.parametrize("data", [{"validation": {"share": 0.3, "of": "clients", "seed": 1}}, {}])
+def test_clients_that_do_not_train_take_their_tests_along(tmp_path, job, owned_tests, data):
+    cohort = {"kind": "cyclic", "size": 2}
+    described = parts(tmp_path, job(data={**owned_tests, "clients": 3, **data}, cohort=cohort))
+    sizes = {2: 2, 1: 0, 4: 1}
+    assert len(described.rows) == (2 if data else 3)
+    assert [len(own) for own in described.client_tests.rows] == [
+        sizes[len(own)] for own in described.rows
+    ]
+
+
+def test_clients_of_whom_none_has_tests(tmp_path, job, owned_tests):
+    """Client 1, who is drawn alone, cannot be scored; if tests are strangers', nobody has any."""
+    data, cohort = {**owned_tests, "clients": 1}, {"kind": "cyclic", "size": 1}
+    alone = [
+        described
+        for seed in range(20)
+        for described in [
+            parts(tmp_path, job(data=data, cohort=cohort, evaluate={"clients": True}, seed=seed))
+        ]
+        if described.clients.examples == [1]
+    ]
+    assert alone
+    with pytest.raises(JobError, match=r"none of those that train has one; set data\.holdout"):
+        check_sizes(alone[0])
+    table = tmp_path / "table.csv"
+    rows = [line for line in table.read_text().splitlines() if ",test" not in line]
+    table.write_text("\n".join([*rows, "1,2,9,test", ""]))
+    described = parts(tmp_path, job(data=owned_tests, evaluate={"clients": True}))
+    assert described.clients.tested_on == "train"
+    check_sizes(described)
+
+
+def test_only_tested_clients_are_tuned(tmp_path, job, owned_tests):
+    found = play(tmp_path, job(data=owned_tests, evaluate={"personal": {"steps": 2}}))
+    assert found.log[0]["personal_loss"] > 0
+    described = parts(tmp_path, job(data=owned_tests, evaluate={"personal": {"steps": 2}}))
+    assert (work(described).tested, work(described).tests) == (2, 4 + 3)
+
+
+def test_drawn_clients_keep_their_tests(tmp_path, job, owned_tests):
+    """Of two of the three clients each has its own tests, wherever it is numbered."""
+    data, cohort = {**owned_tests, "clients": 2}, {"kind": "cyclic", "size": 2}
+    for seed in range(4):
+        described = parts(tmp_path, job(data=data, cohort=cohort, seed=seed))
+        tested_on, rows = described.client_tests
+        sizes = {2: 2, 1: 0, 4: 1}  # of its tests, by a client's training examples
+        assert tested_on == "test"
+        assert [len(own) for own in rows] == [sizes[len(own)] for own in described.rows]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 500])

@@ -11,7 +11,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
-from hpcfl.local.client_pool import ClientData, ClientPool
+from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.local.step import Local
 from hpcfl.types import Examples
@@ -55,7 +55,8 @@ def population(local=EPOCHS, inputs=IMAGES, transform=TRANSFORM, personal=None):
         personal=personal,
     )
     return ClientPool(
-        ClientData(data, ROWS, None), Local(lr=1.0, **local), local_lr=lambda _: 1.0, seed=3,
+        ClientData(data, ROWS, ClientTests("train", ROWS)),
+        Local(lr=1.0, **local), local_lr=lambda _: 1.0, seed=3,
         dtype=torch.float32, device=CPU, full_batch=5,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import torch
 
 from hpcfl.data.sources.arrays import cast
 from hpcfl.local.evaluation_set import EvaluationSet
+from hpcfl.local.examples import example_source
 from hpcfl.types import Examples
 
 TABLE = torch.arange(40).view(20, 2)
@@ -26,10 +27,9 @@ class InFile:
 @pytest.mark.parametrize(("rows", "expected"), [(None, range(20)), (ROWS, ROWS)])
 def test_every_rank_has_every_rth_batch(inputs, rows, expected):
     """The batches of 3 are the same on 1 and 2 ranks, so that the exact sums are."""
-    found = EvaluationSet(
-        *(Examples(inputs, LABELS), rows, cast),
-        batch_size=3, dtype=torch.float32, device=torch.device("cpu"), mapped=False,
-    )  # fmt: skip
+    source = example_source(Examples(inputs, LABELS), (), torch.device("cpu"))
+    size = len(expected)
+    found = EvaluationSet(size, rows, lambda: source, cast, batch_size=3, dtype=torch.float32)
     assert len(found) == len(expected)
     alone = list(found.batches(0, 1))
     assert torch.cat([batch.labels for batch in alone]).tolist() == [3 * row for row in expected]
@@ -41,6 +41,5 @@ def test_every_rank_has_every_rth_batch(inputs, rows, expected):
 
 
 def test_nothing_to_evaluate_on():
-    kind = {"batch_size": 3, "dtype": torch.float32, "device": torch.device("cpu")}
-    found = EvaluationSet(None, None, cast, mapped=False, **kind)
+    found = EvaluationSet(0, None, None, cast, batch_size=3, dtype=torch.float32)
     assert (len(found), list(found.batches(0, 1))) == (0, [])

@@ -12,8 +12,9 @@ from hpcfl.evaluation import Evaluation
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.measure import Meter
-from hpcfl.local.client_pool import ClientData, ClientPool
+from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.evaluation_set import EvaluationSet
+from hpcfl.local.examples import example_source
 from hpcfl.local.step import Gradient, Local, _recurrent_layers_in_training
 from hpcfl.models.flat_vector import flatten, parameters
 from hpcfl.models.losses import LOSSES, tokens
@@ -48,7 +49,8 @@ def population(batch, rows=ROWS):
     """The first client has the first four sentences, the second none with a word to score."""
     clients = RowRanges(torch.tensor([0, 4]).numpy(), torch.tensor([4, 2]).numpy())
     return ClientPool(
-        ClientData(dataset(rows), clients, None), Local(lr=1.0), local_lr=lambda _: 1.0, seed=0,
+        ClientData(dataset(rows), clients, ClientTests("train", clients)),
+        Local(lr=1.0), local_lr=lambda _: 1.0, seed=0,
         dtype=torch.float64, device=torch.device("cpu"), full_batch=batch,
     )  # fmt: skip
 
@@ -105,8 +107,9 @@ def test_a_client_whose_labels_are_all_padding(model):
 def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
     people, gradient = population(4), Gradient(model, LOSSES["tokens"])
     examples = Examples(rows[:, :-1], rows[:, 1:])
-    cpu = {"device": torch.device("cpu"), "mapped": False}
-    tests = EvaluationSet(examples, None, to_indices, batch_size=4, dtype=torch.float64, **cpu)
+    source = example_source(examples, (), torch.device("cpu"))
+    like = {"batch_size": 4, "dtype": torch.float64}
+    tests = EvaluationSet(len(rows), None, lambda: source, to_indices, **like)
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None, None)
     evaluation = Evaluation(Evaluate(), gradient, dataset(rows), {"test": tests}, clients, Solo())
     assert scored == evaluation.scores(parameters(model), 0).keys() - {"test_top5_accuracy"}

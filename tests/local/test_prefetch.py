@@ -10,7 +10,7 @@ import torch
 from hpcfl.data.base import Dataset
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.sources.arrays import cast
-from hpcfl.local.client_pool import ClientData, ClientPool
+from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.examples import Chunks
 from hpcfl.local.step import Local
 from hpcfl.types import Examples
@@ -58,7 +58,8 @@ def pool(local=LOCALS[0], inputs=IMAGES, transform=TRANSFORM, personal=None):
         transform=transform, personal=personal,
     )  # fmt: skip
     return ClientPool(
-        ClientData(data, ROWS, None), Local(lr=1.0, **local), local_lr=lambda _: 1.0, seed=3,
+        ClientData(data, ROWS, ClientTests("train", ROWS)),
+        Local(lr=1.0, **local), local_lr=lambda _: 1.0, seed=3,
         dtype=torch.float32, device=torch.device("cpu"), full_batch=5,
     )  # fmt: skip
 

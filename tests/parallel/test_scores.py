@@ -3,6 +3,7 @@
 import csv
 import math
 
+import numpy as np
 import pytest
 
 from hpcfl.run_dir.manifest import committed
@@ -47,6 +48,13 @@ PLAYED = {
         },
     },
 }
+OWN = {
+    **{key: value for key, value in JOB.items() if key != "task"},
+    "model": {"name": "linear"},
+    "algorithm": {"name": "ditto"},
+    "evaluate": {"every": 2, "clients": "table", "personal": True},
+}
+"""Clients with test examples of their own."""
 PARTS = ("mean", "std", "worst_decile", "best_decile")
 SCORES = {
     "test_loss", "test_accuracy", "test_top5_accuracy", "train_objective", "local_model_clients",
@@ -63,12 +71,28 @@ VALIDATION = {"validation_loss", "validation_accuracy", "validation_top5_accurac
 def play(tmp_path_factory):
     """Plays all jobs on so many ranks, or resumes those in ``folder``; returns the folder."""
 
+    owned = owned_data(tmp_path_factory.mktemp("owned") / "owned.csv")
+    jobs = {**PLAYED, "own": {**OWN, "data": owned}}
+
     def go(ranks, stop=0, folder=None):
         root = folder or tmp_path_factory.mktemp(f"on{ranks}")
-        play_all(root, PLAYED, ranks, stop=stop, mpi=False)
+        play_all(root, jobs, ranks, stop=stop, mpi=False)
         return root
 
     return go
+
+
+def owned_data(path):
+    """A table of 23 clients, of whom all but two have test examples; the section of it."""
+    draw = np.random.default_rng(0)
+    lines = ["a,b,label,who,part"]
+    for client in range(23):
+        for row in range(6 + client):
+            label, part = row % 3, "test" if client % 11 and row > 4 else "train"
+            a, b = draw.normal(label, 1 + client / 10, size=2)
+            lines.append(f"{a:.3f},{b:.3f},{label},{client},{part}")
+    path.write_text("\n".join([*lines, ""]))
+    return {"kind": "table", "path": str(path), "label": "label", "client": "who", "split": "part"}
 
 
 def left(run):
@@ -119,17 +143,21 @@ def test_the_table_has_every_client_of_every_evaluation(alone):
     tuned = [row for row in table(alone / "tuned") if row["model"] == "personal"]
     assert len(tuned) == 3 * 23
     assert {row["data"] for row in table(alone / "uniform")} == {"train"}
+    own = [row for row in table(alone / "own") if row["round"] == "8"]
+    assert {row["data"] for row in own} == {"test"}
+    clients = [str(client) for client in range(23) if client % 11]
+    assert [row["client"] for row in own if row["model"] == "personal"] == clients
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=long_form), 3])
 def test_on_any_number_of_ranks(alone, play, ranks):
     many = play(ranks)
-    for name in PLAYED:
+    for name in (*PLAYED, "own"):
         assert left(many / name) == left(alone / name), name
 
 
 def test_stopped_and_resumed_on_another_number_of_ranks(alone, play):
     folder = play(3, stop=4)
     play(2, folder=folder)
-    for name in PLAYED:
+    for name in (*PLAYED, "own"):
         assert left(folder / name) == left(alone / name), name

@@ -1,13 +1,16 @@
 """What docs/data says is so: its index is complete, and its examples run."""
 
+import csv
 import os
 import re
 import shlex
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
 from hpcfl.data import SOURCES
+from tests import image_layouts
 from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +58,27 @@ def test_your_own(tmp_path):
     ]
     for run in ("table", "arrays", "notes", "sensors"):
         assert '"test_accuracy"' in (tmp_path / "runs" / run / "log.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_image_folder(tmp_path):
+    """Each client has test images of its own, but for one."""
+    folder = image_layouts.image_folder(tmp_path / "images")
+    rmtree(folder / "test")
+    for number, place in enumerate(("10/class2", "9/class0", "10/class0")):
+        image_layouts.image(folder / f"test/{place}/{number}.png", 100 + number)
+    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    commands = re.findall(r"^    (hpcfl .+)", (DOCS / "image_folder.md").read_text(), re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        words = ["-m", *shlex.split(command)]
+        ended = python(1, *words, env={"PYTHONPATH": str(ROOT)}, folders=[tmp_path])
+        assert ended.returncode == 0, ended.stderr
+    rows = [*csv.DictReader((tmp_path / "runs/images/clients.csv").read_text().splitlines())]
+    assert {(row["client"], row["data"], row["examples"]) for row in rows} == {
+        ("0", "test", "1"),
+        ("1", "test", "2"),
+    }
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)

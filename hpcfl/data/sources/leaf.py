@@ -121,19 +121,18 @@ class Leaf(DataConfig):
             natural_tests=self._tests(arrays),
         )
 
-    def _tests(self, arrays: Mapping[str, NDArray[Any]]) -> list[ExampleRows] | None:
-        """The test examples of each client; None in a prepared file of an earlier version.
+    def _tests(self, arrays: Mapping[str, NDArray[Any]]) -> list[ExampleRows]:
+        """The test examples of each client.
 
         Raises:
-            DataError: the job needs them, and they are missing or damaged.
+            DataError: the arrays that say so are damaged, or missing as an earlier version left
+                them out.
         """
         if not all(name in arrays for name in _TEST_ARRAYS):
-            if self.natural_clients is not None:
-                raise DataError(
-                    f"{self._packed}: made by an earlier version, does not say whose the test "
-                    "examples are; remove it and prepare it again"
-                )
-            return None
+            raise DataError(
+                f"{self._packed}: made by an earlier version, does not say whose the test "
+                "examples are; remove it and prepare it again"
+            )
         sizes, clients = (arrays[name] for name in _TEST_ARRAYS)
         count, none = len(arrays["sizes"]), np.empty(0, dtype=np.int64)
         sound = (
