@@ -1,7 +1,7 @@
 """Client states that are sent to other ranks and back: the stores hold the same in the end."""
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 from typing import NamedTuple
 
 import numpy as np
@@ -40,8 +40,20 @@ class Ranks:
         self.brought, self.mail, self.sent = [None] * size, {}, []
 
     def run(self, work):
+        def play(rank):
+            try:
+                return work(One(self, rank))
+            except BaseException:
+                self.barrier.abort()  # the others would wait for this one
+                raise
+
         with ThreadPoolExecutor(self.size) as pool:
-            return list(pool.map(lambda rank: work(One(self, rank)), range(self.size)))
+            played = [pool.submit(play, rank) for rank in range(self.size)]
+        errors = [error for each in played if (error := each.exception()) is not None]
+        # Of the first to fail; those that waited for it have a broken barrier.
+        for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
+            raise error
+        return [each.result() for each in played]
 
 
 class One:
