@@ -1,6 +1,6 @@
 """Keep the best of the settings of each method, a rate above all: ``hpcfl report --chosen``.
 
-Runs of one algorithm and one set-up (``hpcfl.report.set_ups``: data, model, cohort, weights,
+Runs of one method and one set-up (``hpcfl.report.set_ups``: data, model, cohort, weights,
 precision) that differ in other settings are compared by their scores after the last round: on the
 validation data where every run has it, else on the test set, which a caption says.  A setting with
 an unfinished seed, or with fewer seeds than another that is finished, is not compared: the luck of
@@ -26,13 +26,13 @@ _LEFT_OUT = (
 
 
 class ChosenRuns(NamedTuple):
-    """The runs of the best setting of each algorithm and set-up."""
+    """The runs of the best setting of each method and set-up."""
 
     runs: Sequence[RunRecord]
     captions: Sequence[str] = ()
     """How settings were chosen, and on which examples."""
     choices: Sequence[str] = ()
-    """What was chosen of each algorithm and set-up, and of how much."""
+    """What was chosen of each method and set-up, and of how much."""
     note: str = ""
     """The same in a few words, for the title of a plot."""
     settings: Mapping[tuple[str, str], Sequence[RunRecord]] = {}
@@ -49,7 +49,9 @@ class _Candidate(NamedTuple):
 
 
 def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
-    """The runs of the best setting of each algorithm and set-up; none of those without a score.
+    """The runs of the best setting of each method and set-up; none of those without a score.
+
+    A method is a label on the axis of a sweep's grid that sets ``algorithm``; an algorithm else.
 
     Raises:
         JobError: no finished run has a score.
@@ -58,13 +60,13 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
     key, grid = _score(compared), read_grid(compared.runs)
     higher = score_named(key).better == "higher"
     titles = dict(zip(grid.columns, grid.titles(), strict=True))
-    methods = _methods(compared.runs)
+    methods = method_names(compared.runs)
     found: dict[tuple[str, str], list[_Candidate]] = {}
     for (row, column), indices in grid.cells.items():
         several = titles[column].replace("\n", ", ") if len(grid.columns) > 1 else ""
         members = [compared.runs[index] for index in indices]
         candidate = _Candidate(row.settings, members, _mean(members, key))
-        found.setdefault((methods[row.algorithm], several), []).append(candidate)
+        found.setdefault((methods[indices[0]], several), []).append(candidate)
     kept: list[RunRecord] = []
     choices, settings, some_left_out = [], dict[tuple[str, str], Sequence[RunRecord]](), False
     for place, candidates in found.items():
@@ -87,15 +89,6 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
     ]
     note = f"settings chosen on {EXAMPLES[compared.on]}"
     return ChosenRuns(kept, captions, choices, note, settings)
-
-
-def _methods(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """The name of each algorithm: its label in the grid of a sweep, if it has but one."""
-    names: dict[str, set[str]] = {}
-    for run, name in zip(runs, method_names(runs), strict=True):
-        names.setdefault(run.algorithm, set()).add(name)
-    found = {own: several.pop() if len(several) == 1 else own for own, several in names.items()}
-    return found if len(set(found.values())) == len(found) else {own: own for own in found}
 
 
 def _score(compared: ComparedRuns) -> str:

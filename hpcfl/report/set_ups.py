@@ -28,16 +28,21 @@ def settings_of_set_ups(runs: Sequence[RunRecord]) -> list[Settings]:
     Weights and precision are a method's own where no algorithm has several, such as DP-FedAvg's
     uniform weights in a table of methods with others.
     """
+    own = _of_methods(runs)
+    return [
+        {key: value for key, value in run.settings.items() if is_set_up(key) and key not in own}
+        for run in runs
+    ]
+
+
+def _of_methods(runs: Sequence[RunRecord]) -> set[str]:
+    """Those of weights and precision that are a method's own among these runs."""
     values: dict[tuple[str, str], set[Any]] = {}
     for run in runs:
         for key in _PERHAPS_OF_METHODS:
             values.setdefault((key, run.algorithm), set()).add(run.settings.get(key))
     several = {key for (key, _), found in values.items() if len(found) > 1}
-    own = {key for key in _PERHAPS_OF_METHODS if key not in several}
-    return [
-        {key: value for key, value in run.settings.items() if is_set_up(key) and key not in own}
-        for run in runs
-    ]
+    return {key for key in _PERHAPS_OF_METHODS if key not in several}
 
 
 def identities(runs: Sequence[RunRecord]) -> list[str]:
@@ -63,10 +68,11 @@ def set_up_labels(runs: Sequence[RunRecord]) -> list[str]:
 
 def method_names(runs: Sequence[RunRecord]) -> list[str]:
     """For each run, the label of its method in the grid of the sweep; else its algorithm."""
+    own = _of_methods(runs)
     found = _joined(
         runs,
         lambda key: key in ("algorithm", "algorithm.name"),
-        lambda key: key == "task" or is_set_up(key),
+        lambda key: key == "task" or (is_set_up(key) and key not in own),
     )
     return [label or run.algorithm for label, run in zip(found, runs, strict=True)]
 

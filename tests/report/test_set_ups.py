@@ -96,6 +96,33 @@ def test_weights_that_a_method_alone_has_are_its_own():
     assert len(as_papers([*runs, record("c", 0.5, {"weights": "uniform"})]).tables[0].titles) == 3
 
 
+def test_labels_are_methods_though_their_algorithm_is_one():
+    """Two local optimisers beside an algorithm whose weights are its own; each at its best rate."""
+    methods = {
+        "adamw": ("fedavg", {"local.optimizer.kind": "adamw"}),
+        "muon": ("fedavg", {"local.optimizer.kind": "muon"}),
+        "private": ("dpfedavg", {"weights": "uniform"}),
+    }
+    runs = [
+        record(
+            f"{label}-lr{rate}",
+            rate if label == "adamw" else 1 - rate,
+            {**own, "local.lr": rate},
+            (Label(label, ("algorithm", "weights")), Label(f"lr{rate}", ("local.lr",))),
+            algorithm,
+        )
+        for label, (algorithm, own) in methods.items()
+        for rate in (0.1, 0.2)
+    ]
+    chosen = choose_settings(runs)
+    assert [run.path.name for run in chosen.runs] == ["adamw-lr0.2", "muon-lr0.1", "private-lr0.1"]
+    assert [choice.partition(":")[0] for choice in chosen.choices] == ["adamw", "muon", "private"]
+    assert {place for place, _ in chosen.settings} == {*methods}
+    # Without a sweep they are two algorithms.
+    plain_runs = [replace(run, labels=()) for run in runs]
+    assert [*choose_settings(plain_runs).settings] == [("fedavg", ""), ("dpfedavg", "")]
+
+
 def test_a_table_has_the_labels_of_the_sweep():
     runs = swept({"plants": TABLE, "fungi": TABLE | {"data.path": "fungi.csv"}}, labelled=True)
     chosen = choose_settings(runs)
