@@ -1,14 +1,19 @@
-"""The sweeps of all methods on CIFAR-10 have every method."""
+"""The sweeps of all methods on CIFAR-10 have every method; the page has what their runs gave."""
 
+import csv
+import re
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.sweep.grid import read_sweep
+from tests.project.pages import section
 
-FOLDER = Path(__file__).parents[2] / "examples/all_methods"
-SWEEPS = ["sweep.yaml", "sweep_adaptive.yaml", "sweep_personal.yaml"]
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples/all_methods"
+SWEEPS = ["sweep.yaml", "sweep_adaptive.yaml", "sweep_personal.yaml", "chosen.yaml"]
 POOLED = "centralized"  # one client has all data
 
 
@@ -23,3 +28,77 @@ def test_every_method_is_compared(points):
         point.loaded.tree["algorithm"]["name"] for of_sweep in points.values() for point in of_sweep
     }
     assert found == set(ALGORITHMS) - {POOLED}
+
+
+def recorded(name):
+    """The rows of a table of docs/records."""
+    with (ROOT / f"docs/records/all-methods/{name}.csv").open() as file:
+        return [*csv.DictReader(file)]
+
+
+def shown(title):
+    """The rows of the page's table with this title in its first column, by the first cells."""
+    page = section((ROOT / "docs/results.md").read_text(), "CIFAR-10: all methods")
+    table = re.search(rf"^\| {title} \|.*\n\|[-:|]+\|\n((?:\|.*\n)+)", page, re.MULTILINE)[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {name.strip("`"): cells for name, *cells in rows}
+
+
+def spread(values):
+    return f"{mean(values):.1f} +- {stdev(values):.1f}"
+
+
+def accuracies(runs):
+    """Of those that did not diverge."""
+    return [float(row["accuracy"]) for row in runs if row["accuracy"]]
+
+
+def test_every_rate_was_run(points):
+    """The chosen one is the best on the validation data of those that did not diverge."""
+    swept = {
+        (point.labels[0], point.loaded.job.local.lr)
+        for name in SWEEPS[:2]
+        for point in points[name]
+    }
+    rows = recorded("rates")
+    assert {(row["method"], float(row["lr"])) for row in rows} == swept
+    assert len(rows) == len(swept)
+    best = {}
+    for row in rows:
+        if row["state"] == "finished":
+            best.setdefault(row["method"], []).append((float(row["validation"]), float(row["lr"])))
+    chosen = {point.labels[0]: point.loaded.job.local.lr for point in points["chosen.yaml"]}
+    assert chosen == {method: max(found)[1] for method, found in best.items()}
+
+
+def test_the_scores_of_the_page(points):
+    scores = {}
+    for row in recorded("scores"):
+        scores.setdefault(row["method"], {})[int(row["seed"])] = row
+    assert {tuple(point.labels) for point in points["chosen.yaml"]} == {
+        (method, f"seed{seed}") for method, runs in scores.items() for seed in runs
+    }
+    table = shown("method")
+    assert {*table} == {*scores}
+    for method, (rate, accuracy, down, up) in table.items():
+        runs = [*scores[method].values()]
+        assert {float(row["lr"]) for row in runs} == {float(rate)}
+        known = accuracies(runs)
+        lost = f"{mean(known):.1f}; diverged with {3 - len(known)} of 3 seeds"
+        assert accuracy == (spread(known) if len(known) == 3 else lost), method
+        assert (down, up) == tuple(f"{float(runs[0][key]):.2f}" for key in ("down", "up")), method
+    assert [*table] == sorted(table, key=lambda method: -mean(accuracies(scores[method].values())))
+
+
+def test_the_personal_scores_of_the_page(points):
+    scores = {}
+    for row in recorded("personal"):
+        scores.setdefault(row.pop("method"), {})[int(row.pop("seed"))] = row
+    assert {tuple(point.labels) for point in points["sweep_personal.yaml"]} == {
+        (method, f"seed{seed}") for method, runs in scores.items() for seed in runs
+    }
+    table = shown("personal")
+    assert {*table} == {*scores}
+    for method, cells in table.items():
+        runs = [*scores[method].values()]
+        assert cells == [spread([float(row[key]) for row in runs]) for key in runs[0]], method
