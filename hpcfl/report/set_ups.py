@@ -28,21 +28,16 @@ def settings_of_set_ups(runs: Sequence[RunRecord]) -> list[Settings]:
     Weights and precision are a method's own where no algorithm has several, such as DP-FedAvg's
     uniform weights in a table of methods with others.
     """
-    own = _of_methods(runs)
-    return [
-        {key: value for key, value in run.settings.items() if is_set_up(key) and key not in own}
-        for run in runs
-    ]
-
-
-def _of_methods(runs: Sequence[RunRecord]) -> set[str]:
-    """Those of weights and precision that are a method's own among these runs."""
     values: dict[tuple[str, str], set[Any]] = {}
     for run in runs:
         for key in _PERHAPS_OF_METHODS:
             values.setdefault((key, run.algorithm), set()).add(run.settings.get(key))
     several = {key for (key, _), found in values.items() if len(found) > 1}
-    return {key for key in _PERHAPS_OF_METHODS if key not in several}
+    own = {key for key in _PERHAPS_OF_METHODS if key not in several}
+    return [
+        {key: value for key, value in run.settings.items() if is_set_up(key) and key not in own}
+        for run in runs
+    ]
 
 
 def identities(runs: Sequence[RunRecord]) -> list[str]:
@@ -68,11 +63,10 @@ def set_up_labels(runs: Sequence[RunRecord]) -> list[str]:
 
 def method_names(runs: Sequence[RunRecord]) -> list[str]:
     """For each run, the label of its method in the grid of the sweep; else its algorithm."""
-    own = _of_methods(runs)
     found = _joined(
         runs,
         lambda key: key in ("algorithm", "algorithm.name"),
-        lambda key: key == "task" or (is_set_up(key) and key not in own),
+        lambda key: key == "task" or is_set_up(key),
     )
     return [label or run.algorithm for label, run in zip(found, runs, strict=True)]
 
@@ -98,9 +92,10 @@ def differing(runs: Sequence[RunRecord], but: Sequence[str]) -> list[str]:
 def _joined(
     runs: Sequence[RunRecord], wanted: Callable[[str], bool], unwanted: Callable[[str], bool]
 ) -> list[str]:
-    """For each run, its labels on the axes that set a wanted key, and no unwanted one.
+    """For each run, its labels on the axes that set a wanted key.
 
-    All are empty where the runs are not of one sweep.
+    An axis of which every label sets an unwanted key is left out.  All are empty where the runs
+    are not of one sweep.
     """
     if len({(run.path.parent, len(run.labels)) for run in runs}) != 1:
         return [""] * len(runs)
@@ -108,6 +103,6 @@ def _joined(
         axis
         for axis in zip(*(run.labels for run in runs), strict=True)
         if any(wanted(key) for label in axis for key in label.keys)
-        and not any(unwanted(key) for label in axis for key in label.keys)
+        and not all(any(map(unwanted, label.keys)) for label in axis)
     ]
     return [", ".join(axis[place].name for axis in axes) for place in range(len(runs))]
