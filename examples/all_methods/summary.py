@@ -3,8 +3,9 @@
     python examples/all_methods/summary.py RUNS OUT
 
 RUNS holds the folders ``sweep``, ``sweep_adaptive``, ``chosen`` and ``sweep_personal``, of the
-sweeps of these names.  OUT gets rates.csv (every method at every rate), scores.csv (every run at
-the chosen rate) and personal.csv, tables in Markdown, and all-methods.png.
+sweeps of these names.  OUT gets rates.csv (every method at every rate; diverged runs have no
+score), scores.csv (every run at the chosen rate), personal.csv and all-methods.png.  Tables in
+Markdown are printed.
 """
 
 import sys
@@ -29,23 +30,23 @@ PERSONAL = {
 
 def read(folders: Sequence[Path]) -> pd.DataFrame:
     """The runs of sweeps, with the label of each method."""
-    runs = hpcfl.read_runs([str(folder) for folder in folders if folder.exists()])
+    runs = hpcfl.read_runs([str(folder) for folder in folders])
     names = runs.run.str.rpartition("/")[2]
     runs["method"] = names.str.replace(r"-(lr|seed)[\d.e-]+", "", regex=True)
     return runs
 
 
-def last_ten(directory: str) -> float:
-    """The mean test accuracy of the rounds 91 to 100 of a run, in per cent."""
-    log = hpcfl.read_log(directory)
-    return 100 * float(log[log["round"] > 90].test_accuracy.mean())
+def last_ten(runs: pd.DataFrame, examples: str) -> pd.Series:
+    """The mean accuracy of the rounds 91 to 100 of each run, in per cent; none of diverged ones."""
+    logs = [hpcfl.read_log(directory) for directory in runs.directory]
+    means = [100 * log[log["round"] > 90][f"{examples}_accuracy"].mean() for log in logs]
+    return pd.Series(means, runs.index).where(~runs.diverged.astype(bool))
 
 
 def rates(runs: pd.DataFrame) -> pd.DataFrame:
     """Every method at every rate."""
-    table = runs[["method", "local.lr", "state", "validation_accuracy", "test_accuracy"]].copy()
-    table.columns = ["method", "lr", "state", "validation", "test"]
-    table["state"] = table.state.where(~runs.diverged.astype(bool), "diverged")
+    table = runs[["method", "local.lr"]].rename(columns={"local.lr": "lr"})
+    table["validation"], table["test"] = last_ten(runs, "validation"), last_ten(runs, "test")
     return table.sort_values(["method", "lr"])
 
 
@@ -57,7 +58,7 @@ def scores(runs: pd.DataFrame) -> pd.DataFrame:
             "method": runs.method,
             "lr": runs["local.lr"],
             "seed": runs.seed,
-            "accuracy": runs.directory.map(last_ten),
+            "accuracy": last_ten(runs, "test"),
             "down": runs.down_bytes / rounds,
             "up": runs.up_bytes / rounds,
         }
@@ -84,11 +85,12 @@ def figure(found: pd.DataFrame, path: Path) -> None:
     _, axes = plt.subplots(figsize=(6, 0.19 * len(found) + 0.8))
     rows = range(len(found), 0, -1)
     axes.errorbar(found["mean"], rows, xerr=found["std"], fmt="o", markersize=4, capsize=2)
-    axes.axvline(found["mean"]["fedavg"], color="0.7", linewidth=1, zorder=0)
+    axes.axvline(found["mean"]["fedavg"], color="0.7", linewidth=1, zorder=0, label="fedavg")
+    axes.legend(loc="lower right")
     axes.set_yticks(rows, found.index, fontsize=7)
     axes.set_ylim(0, len(found) + 1)
     axes.grid(axis="x", color="0.9")
-    axes.set_xlabel("test accuracy after 100 rounds, %")
+    axes.set_xlabel("test accuracy, mean of rounds 91 to 100, %")
     plt.tight_layout()
     plt.savefig(path, dpi=110)
 
@@ -107,10 +109,8 @@ def main(runs: Path, out: Path) -> None:
     first = made.groupby("method").first()
     print("| method | rate | accuracy, % | down | up |\n|---|--:|--:|--:|--:|")
     for method, row in found.iterrows():
-        cost, lost = first.loc[method], int(made[made.method == method].accuracy.isna().sum())
+        cost = first.loc[method]
         accuracy = f"{row['mean']:.1f} +- {row['std']:.1f}"
-        if lost:
-            accuracy = f"{row['mean']:.1f}; diverged with {lost} of 3 seeds"
         print(f"| {method} | {cost.lr:g} | {accuracy} | {cost.down:.2f} | {cost.up:.2f} |")
     tested = {key: means(own, key) for key in PERSONAL}
     print("\n| personal |", " | ".join(PERSONAL.values()), "|\n|---|" + "--:|" * len(PERSONAL))
