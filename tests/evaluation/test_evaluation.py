@@ -158,15 +158,15 @@ def test_other_clients_have_no_tests_of_their_own(tmp_path, job, owned_tests, ch
     assert described.clients.tested_on == wanted
 
 
-@pytest.mark.parametrize("data", [{"validation": {"share": 0.3, "of": "clients", "seed": 1}}, {}])
-def test_clients_that_do_not_train_take_their_tests_along(tmp_path, job, owned_tests, data):
-    cohort = {"kind": "cyclic", "size": 2}
-    described = parts(tmp_path, job(data={**owned_tests, "clients": 3, **data}, cohort=cohort))
-    sizes = {2: 2, 1: 0, 4: 1}
-    assert len(described.rows) == (2 if data else 3)
-    assert [len(own) for own in described.client_tests.rows] == [
-        sizes[len(own)] for own in described.rows
-    ]
+def test_clients_kept_for_validation_take_their_tests_along(tmp_path, job, owned_tests):
+    cohort, sizes = {"kind": "cyclic", "size": 2}, {2: 2, 1: 0, 4: 1}
+    for seed in range(4):
+        data = {**owned_tests, "validation": {"share": 0.3, "of": "clients", "seed": seed}}
+        described = parts(tmp_path, job(data=data, cohort=cohort))
+        assert len(described.rows) == 2
+        assert [len(own) for own in described.client_tests.rows] == [
+            sizes[len(own)] for own in described.rows
+        ]
 
 
 def test_clients_of_whom_none_has_tests(tmp_path, job, owned_tests):
