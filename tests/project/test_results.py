@@ -286,11 +286,10 @@ def test_mimelitemom_diverges_with_the_rates_of_the_table():
     assert diverged.diverged
     loss = dict(diverged.curve("train_loss"))
     assert f"from {loss[10]:.1f} in round 10 to {loss[100]:.0f} in round 100" in text
-    learns = read_run(SHAKESPEARE / "mimelitemom-lr0.1")
-    assert not learns.diverged
-    *_, (last, accuracy) = learns.curve("test_accuracy")
-    assert f"it learns, with {100 * accuracy:.1f} % after {last} rounds" in text
-    assert f"stopped after {learns.done} rounds" in text
+    assert not read_run(SHAKESPEARE / "mimelitemom-lr0.1").diverged
+    plain, slow = (accuracies(f"shakespeare/{name}") for name in ("fedavg", "mimelitemom-lr0.1"))
+    below = mean_of_tens(plain, 250) - mean_of_tens(slow, 250)
+    assert f"it learns, and ends {below:.1f} points below FedAvg" in text
     assert f"stopped after {diverged.done} rounds" in text
 
 
