@@ -20,6 +20,7 @@ from tests.project.pages import section
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "docs/records"
+AUTHORS = "cifar10-authors-std"
 NUMBERS = ("round", "train_loss", "test_loss", "test_accuracy", "test_top5_accuracy")
 
 
@@ -89,13 +90,15 @@ def test_the_records_have_the_normalisation_that_the_page_says():
     """It is another than that of the present jobs, so a job of a record is not one of jobs/."""
     text = (ROOT / "docs/results.md").read_text()
     found = re.findall(r"`data\.std=(\[[0-9., ]+\])`", text)
-    for path in RUNS.rglob("job.yaml"):
-        job = flatten(yaml.safe_load(path.read_text()))
-        if job["data.kind"] == "cifar10":
-            assert [job.get("data.std", list(Cifar10.std))] == [*map(json.loads, found)]
     now = load("cifar10/fedhbm_noniid").job.data
     assert isinstance(now, Cifar10)
     assert now.std != Cifar10.std
+    for path in RUNS.rglob("job.yaml"):
+        job = flatten(yaml.safe_load(path.read_text()))
+        if RUNS / AUTHORS in path.parents:
+            assert (job["data.mean"], job["data.std"]) == (list(now.mean), list(now.std))
+        elif job["data.kind"] == "cifar10":
+            assert [job.get("data.std", list(Cifar10.std))] == [*map(json.loads, found)]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +191,73 @@ def test_rounds_to_the_mark():
     first = [tens[0][0], tens[1][0]]
     assert "at tens, FedHBM is there at rounds {}, {} and, on seed 2, not".format(*first) in text
     assert f"at least {mean([*first, 1000]) / 770 - 1:.0%} more".replace("%", " %") in text
+
+
+def first_at(curve, mark=0.7 * 86.48, every=1):
+    """The first round, of those that are a multiple, whose accuracy is at the mark; or None."""
+    rounds = (t for t in sorted(curve) if t % every == 0 and curve[t] >= mark)
+    return next(rounds, None)
+
+
+def test_the_authors_normalisation():
+    text = section((ROOT / "docs/results.md").read_text(), "CIFAR-10, non-iid: the authors'")
+    rounds, seeds, fedavg = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
+    head, _, *rows = map(cells, rounds.splitlines())
+    ends = [*map(int, head[1:])]
+    assert ends == [*range(100, 1001, 100)]
+    records = {
+        "fedhbm": f"{AUTHORS}/fedhbm",
+        "former": "cifar10-fedhbm",
+        "fedavg": f"{AUTHORS}/fedavg",
+        "fedavg, former": "cifar10-fedavg",
+    }
+    for (_, *values), record in zip(rows, records.values(), strict=True):
+        expected = [mean_of_tens(accuracies(record), last) for last in ends]
+        assert [*map(float, values)] == pytest.approx(expected, abs=0.051), record
+
+    _, _, *rows = map(cells, seeds.splitlines())
+    former, now = (
+        [accuracies(f"{record}{seed}") for seed in ("", "-1", "-2")]
+        for record in ("cifar10-fedhbm", f"{AUTHORS}/fedhbm")
+    )
+    means, firsts = {}, {}
+    for name, curves in (("former", former), ("now", now)):
+        means[name] = [mean_of_tens(curve, 1000) for curve in curves]
+        firsts[name] = [first_at(curve, every=10) for curve in curves]
+    expected = [
+        [*means["now"], mean(means["now"]), stdev(means["now"])],
+        [*means["former"], mean(means["former"]), stdev(means["former"])],
+        firsts["now"],
+        firsts["former"],
+    ]
+    for (what, *found), numbers in zip(rows, expected, strict=True):
+        shown = [None if cell == "-" else float(cell) for cell in found if cell]
+        assert shown == pytest.approx(numbers, abs=0.051), what
+
+    curve = accuracies(f"{AUTHORS}/fedavg")
+    rows = {key: values for key, *values in map(cells, fedavg.splitlines())}
+    ends = [*map(int, rows["fedavg, seed 0: ten evaluations up to round"])]
+    assert ends[0] == 500 and max(curve) - 500 < ends[-1]
+    for column, last in enumerate(ends):
+        tens = [curve[t] for t in range(last - 90, last + 1, 10)]
+        for key, value in (("mean, %", mean(tens)), ("best", max(tens))):
+            assert float(rows[key][column]) == pytest.approx(value, abs=0.051), (key, last)
+    text = plain_text(text)
+    up_to = [curve[t] for t in range(5421, 5521)]
+    assert f"rounds 5421 to 5520 is {mean(up_to):.1f} %" in text
+    tenth = first_at(curve, every=10)
+    assert f"at round {first_at(curve)}, and at round {tenth} of every tenth round" in text
+    assert f"{tenth / firsts['now'][0]:.1f} times sooner" in text
+    assert (
+        "round {}, {} and {}, in the mean {:.0f}".format(*firsts["now"], mean(firsts["now"]))
+        in text
+    )
+    gains = [
+        mean_of_tens(new, last) - mean_of_tens(old, last)
+        for new, old in zip(now, former, strict=True)
+        for last in range(200, 1001, 100)
+    ]
+    assert min(gains) >= 1 and max(gains) < 3.05  # "one to three points"
 
 
 def test_scaffold_on_cifar10():
