@@ -214,6 +214,7 @@ def test_the_authors_normalisation():
     records = {
         "fedhbm": f"{AUTHORS}/fedhbm",
         f"fedhbm{former}": "cifar10-fedhbm",
+        "fedhbm, weight decay 4e-4": f"{AUTHORS}/fedhbm-decay-4e-4",
         "fedavg": f"{AUTHORS}/fedavg",
         f"fedavg{former}": "cifar10-fedavg",
     }
@@ -271,6 +272,17 @@ def test_the_authors_normalisation():
     ]
     assert (round(min(gains)), round(max(gains))) == (1, 3)
     assert "gains one to three points on every seed, from round 200 on" in text
+    other = accuracies(f"{AUTHORS}/fedhbm-decay-4e-4")
+    assert f"({mean_of_tens(other, 1000):.1f} after {means[0][0]:.1f})" in text
+    assert f"at 54 % after {first_mean_at(other, 54)} rounds. " in text
+    assert f"at round {first_at(other, every=10)} again" in text
+    early = (mean_of_tens(other, t) - mean_of_tens(now[0], t) for t in range(100, 401, 100))
+    assert f"differ by at most {max(map(abs, early)):.1f} points" in text
+    longer, gpu = accuracies(f"{AUTHORS}/fedhbm-long"), accuracies("cifar10-fedhbm-gpu")
+    found = [first_at(curve, 0.8 * 86.48, every=10) for curve in (longer, gpu)]
+    assert "(69.18 %) at round {}; it was at {} with the former".format(*found) in text
+    ends = [mean_of_tens(curve, 1600) for curve in (longer, gpu)]
+    assert "have a mean of {:.1f} %, with the former normalisation {:.1f}.".format(*ends) in text
     papers = (ROOT / "docs/papers.md").read_text()
     shown = "{}, {}, {} (fedhbm) and {} (fedavg, one seed)".format(*firsts[0], tenth)
     assert shown in papers
