@@ -233,10 +233,8 @@ def test_the_authors_normalisation():
         [accuracies(f"{record}{seed}") for seed in ("", "-1", "-2")]
         for record in (f"{AUTHORS}/fedhbm", "cifar10-fedhbm")
     )
-    means, firsts = {}, {}
-    for name, curves in ((0, now), (1, before)):
-        means[name] = [mean_of_tens(curve, 1000) for curve in curves]
-        firsts[name] = [first_at(curve, every=10) for curve in curves]
+    means = [[mean_of_tens(curve, 1000) for curve in curves] for curves in (now, before)]
+    firsts = [[first_at(curve, every=10) for curve in curves] for curves in (now, before)]
     expected = {
         "mean of the ten evaluations up to round 1000, %": means[0],
         f"mean of the ten evaluations up to round 1000, %{former}": means[1],
@@ -282,6 +280,7 @@ def test_the_authors_normalisation():
     early = (mean_of_tens(other, t) - mean_of_tens(now[0], t) for t in range(100, 401, 100))
     assert f"differ by at most {max(map(abs, early)):.1f} points" in text
     longer, gpu = accuracies(f"{AUTHORS}/fedhbm-long"), accuracies("cifar10-fedhbm-gpu")
+    assert now[0].items() <= longer.items()
     found = [first_at(curve, 0.8 * CENTRALISED, every=10) for curve in (longer, gpu)]
     assert "(69.18 %) at round {}; it was at {} with the former".format(*found) in text
     ends = [mean_of_tens(curve, 1600) for curve in (longer, gpu)]
