@@ -41,12 +41,6 @@ def check_scores(components: Components) -> None:
             f"evaluate.local_models: {components.loaded.tree['algorithm']['name']} keeps no local "
             "models, as fedhbm does; remove the key"
         )
-    if evaluate.personal is True and not components.algorithm.has_personal_models:
-        raise JobError(
-            f"evaluate.personal: {components.loaded.tree['algorithm']['name']} makes no models of "
-            "the clients' own, as fedper and ditto do; remove the key, or set "
-            "evaluate.personal.steps to score fine-tuned models"
-        )
     if evaluate.scores_clients and not components.tested_clients:
         raise JobError(
             "evaluate: the clients are to be scored on their own test examples, but none of those "

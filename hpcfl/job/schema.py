@@ -415,6 +415,14 @@ def _check_coherent(job: Job, file: JobFile) -> None:
             f"{job.local.optimizer.kind}, but {name} takes plain SGD alone ({refused}); set "
             "local.optimizer=sgd, or another algorithm"
         )
+    statistics = job.model.statistics or job.algorithm.statistics
+    own_models = job.algorithm.has_personal_models or statistics == "local"
+    if job.evaluate.personal is True and not own_models:
+        raise JobError(
+            f"{file.where(('evaluate', 'personal'))}: evaluate.personal: {name} makes no models of "
+            "the clients' own, as fedper and ditto do; remove the key, or set "
+            "evaluate.personal.steps to score fine-tuned models"
+        )
 
 
 def _check_rates(job: Job, file: JobFile) -> None:

@@ -18,7 +18,7 @@ from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
 from hpcfl.local.sequential import Sequential
 from hpcfl.plan.time import work
-from tests.algorithms.play import Problem, parts, play, states, tree
+from tests.algorithms.play import Problem, parts, play, read, states, tree
 
 X = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0], [1.0]])
 Y = np.array([2, 0, 0, 2, 2, 2, 1])
@@ -326,7 +326,6 @@ def test_scores_cost_nothing_unless_asked_for(tmp_path, job, monkeypatch):
             {"evaluate": {"local_models": True}},
             "evaluate.local_models: fedavg keeps no local models",
         ),
-        ({"evaluate": {"personal": True}}, "evaluate.personal: fedavg makes no models of the cl"),
         ({"evaluate": {"best": True}}, "evaluate.best: this data has no test set"),
         (
             {
@@ -380,3 +379,15 @@ def test_top_5_of_a_run(tmp_path):
     found = run.log[-1]
     assert found["test_top5_accuracy"] == float((best == labels[:, None]).any(1).double().mean())
     assert found["test_accuracy"] < found["test_top5_accuracy"] < 1
+
+
+def test_personal_models_are_asked_of_a_method_that_makes_them(tmp_path, job):
+    """A job is refused as it is read: a check without data and a sweep's dry run tell it."""
+    message = r"job\.yaml:\d+: evaluate\.personal: fedavg makes no models of the clients' own"
+    with pytest.raises(JobError, match=message):
+        read(tmp_path, job(evaluate={"personal": True}))
+    read(tmp_path, job(evaluate={"personal": True}, algorithm="ditto"))
+    read(tmp_path, job(evaluate={"personal": {"steps": 1}}))
+    own_statistics = job(evaluate={"personal": True})
+    own_statistics["model"]["statistics"] = "local"
+    read(tmp_path, own_statistics)

@@ -588,6 +588,7 @@ def build_evaluation(path, device):
 @pytest.mark.parametrize("name", ["lenet", "word_lstm"])
 def test_an_evaluation_reads_the_sums_of_all_batches_at_once(tmp_path, name, free):
     job = model_job(name, tmp_path)
+    job["algorithm"] = {"name": "ditto"}  # the clients' own models are those of build_evaluation
     job["data"]["validation"] = {"share": 0.4, "of": "clients"}
     job["evaluate"] = {"batch_size": 2, "metrics": [f"{__name__}.top_label"], "train": True}
     job["evaluate"] |= dict.fromkeys(("clients", "local_models", "personal"), True)

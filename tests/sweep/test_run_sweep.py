@@ -170,6 +170,11 @@ def test_an_old_key_is_named_once(file, tmp_path, hpcfl):
     assert listed.err == ["command line: evaluate.own is now called evaluate.local_models"]
 
 
+def test_scores_that_one_of_the_methods_lacks_are_refused_before_the_first_run(file, refused):
+    line = refused("sweep", file, "--dry-run", "evaluate.personal=true")
+    assert "evaluate.personal: fedavg makes no models of the clients' own" in line
+
+
 @pytest.mark.parametrize("other", ["--submit", "--dry-run", "--where", "--parallel=2"])
 def test_jobs_are_written_or_something_else_is_done(file, tmp_path, refused, other):
     line = refused("sweep", file, "--out", tmp_path / "out", "--write-jobs", other)
