@@ -23,6 +23,7 @@ RUNS = ROOT / "docs/records"
 AUTHORS = "cifar10-authors-std"
 CENTRALISED = 86.48  # accuracy in the FedHBM paper, %
 MARK = 0.7 * CENTRALISED
+FORMER = ", divided by 0.2470, 0.2435, 0.2616"  # ends the label of a row
 NUMBERS = ("round", "train_loss", "test_loss", "test_accuracy", "test_top5_accuracy")
 
 
@@ -215,12 +216,11 @@ def test_the_authors_normalisation():
     head, _, *rows = map(cells, rounds.splitlines())
     ends = [*map(int, head[1:])]
     assert ends == [*range(100, 1001, 100)]
-    former = ", divided by 0.2470, 0.2435, 0.2616"
     records = {
         "fedhbm": f"{AUTHORS}/fedhbm",
-        f"fedhbm{former}": "cifar10-fedhbm",
+        f"fedhbm{FORMER}": "cifar10-fedhbm",
         "fedavg": f"{AUTHORS}/fedavg",
-        f"fedavg{former}": "cifar10-fedavg",
+        f"fedavg{FORMER}": "cifar10-fedavg",
     }
     assert [name for name, *_ in rows] == list(records)
     for name, *values in rows:
@@ -236,9 +236,9 @@ def test_the_authors_normalisation():
     firsts = [[first_at(curve, every=10) for curve in curves] for curves in (now, before)]
     expected = {
         "mean of the ten evaluations up to round 1000, %": means[0],
-        f"mean of the ten evaluations up to round 1000, %{former}": means[1],
+        f"mean of the ten evaluations up to round 1000, %{FORMER}": means[1],
         "first at 60.54 %, of every tenth round": firsts[0],
-        f"first at 60.54 %, of every tenth round{former}": firsts[1],
+        f"first at 60.54 %, of every tenth round{FORMER}": firsts[1],
     }
     assert [name for name, *_ in rows] == list(expected)
     for name, *found in rows:
@@ -291,7 +291,6 @@ def test_the_authors_normalisation():
 def test_weight_decay():
     text = section((ROOT / "docs/results.md").read_text(), "CIFAR-10, non-iid: weight decay 4e-4")
     rounds, means = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
-    former = ", divided by 0.2470, 0.2435, 0.2616"
     less, more = (
         [accuracies(f"{AUTHORS}/{record}") for record in records]
         for records in (
@@ -303,7 +302,7 @@ def test_weight_decay():
     fedavg = accuracies(f"{AUTHORS}/fedavg")
     curves = {f"4e-4, seed {seed}": curve for seed, curve in enumerate(less)}
     curves |= {f"1e-3, seed {seed}": curve for seed, curve in enumerate(more)}
-    curves[f"1e-3{former}, seed 0"] = gpu
+    curves[f"1e-3{FORMER}, seed 0"] = gpu
     marks = [share * CENTRALISED for share in (0.7, 0.8, 0.9)]
     head, _, (_, *paper), *rows = map(cells, rounds.splitlines())
     assert head[1:] == [f"{mark:.2f} %" for mark in marks]
@@ -321,7 +320,7 @@ def test_weight_decay():
     long = {
         "fedhbm, 4e-4": less[0],
         "fedhbm, 1e-3": more[0],
-        f"fedhbm, 1e-3{former}": gpu,
+        f"fedhbm, 1e-3{FORMER}": gpu,
         "fedavg, 4e-4": averages,
         "fedavg, 1e-3": fedavg,
     }
@@ -358,7 +357,9 @@ def test_weight_decay():
     early = [mean(seeds) / 770, first[1] / 1270, first[2] / 2560]
     assert [f"{100 * (x - 1):.0f}" for x in (min(late), max(late))] == ["8", "12"]
     assert [f"{100 * (x - 1):.0f}" for x in (min(early), max(early))] == ["-9", "1"]
-    said = "with 1e-3 it needs 8 to 12 % more rounds here, with 4e-4 from 9 % fewer to 1 % more."
+    said = (
+        "with 1e-3 FedHBM needs 8 to 12 % more of them here, with 4e-4 from 9 % fewer to 1 % more."
+    )
     assert said in text
     papers = (ROOT / "docs/papers.md").read_text()
     assert (
