@@ -75,9 +75,10 @@ def written(value: Any) -> str:
 def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -> list[str]:
     """For each job, its values of the keys that differ between the jobs: "local.lr 0.1, seed 1".
 
-    A hyperparameter is compared between jobs of one algorithm only, and a key that a job does not
-    have does not distinguish it.  Where the tasks (or the data) differ, they stand for every key
-    but the seed that is the same in all jobs of a task.
+    A hyperparameter is compared between jobs of one algorithm only.  A key that only some jobs
+    have, such as one that is newer than the others' runs, is named where nothing else distinguishes
+    them.  Where the tasks (or the data) differ, they stand for every key but the seed that is the
+    same in all jobs of a task.
 
     Args:
         jobs: the settings of each.
@@ -100,14 +101,33 @@ def distinguishing_settings(jobs: Sequence[Settings], but: Sequence[str] = ()) -
         scope: dict(zip(found, _distinct(list(found.values())), strict=True))
         for scope, found in values.items()
     }
+    named = [
+        {k for k in counted if k in job and (len(values[_scope(job, k)]) > 1 or k == BRANCH)}
+        for job in jobs
+    ]
+    for keys, rare in zip(named, _keys_of_some(jobs, named), strict=True):
+        keys |= rare & {*counted}
     return [
         ", ".join(
             f"{key} {job[key] if key == BRANCH else shown[_scope(job, key)][repr(job[key])]}"
             for key in counted
-            if key in job and (len(values[_scope(job, key)]) > 1 or key == BRANCH)
+            if key in keys
         )
-        for job in jobs
+        for job, keys in zip(jobs, named, strict=True)
     ]
+
+
+def _keys_of_some(jobs: Sequence[Settings], named: Sequence[set[str]]) -> list[set[str]]:
+    """For each job, its keys that others lack that differ from it in no named key but the seed."""
+    alike: dict[str, list[Settings]] = {}
+    own_of = [
+        repr([(key, job.get(key)) for key in ("algorithm.name", *sorted(keys - {SEED}))])
+        for job, keys in zip(jobs, named, strict=True)
+    ]
+    for job, own in zip(jobs, own_of, strict=True):
+        alike.setdefault(own, []).append(job)
+    common = {own: set[str].intersection(*map(set, members)) for own, members in alike.items()}
+    return [{*job} - common[own] for job, own in zip(jobs, own_of, strict=True)]
 
 
 def _with_sections_that_may_be_absent(jobs: Sequence[Settings]) -> list[Settings]:
@@ -130,7 +150,7 @@ def _follows(jobs: Sequence[Settings], leading: str, key: str) -> bool:
     values: dict[str, set[str]] = {}
     for job in jobs:
         scope = f"{job.get(leading)!r} {_scope(job, key)}"
-        values.setdefault(scope, set()).add(repr(job.get(key)))
+        values.setdefault(scope, set()).add(repr(job[key]) if key in job else "")
     return all(len(found) == 1 for found in values.values())
 
 

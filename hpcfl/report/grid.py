@@ -147,8 +147,6 @@ def _set_ups(runs: Sequence[RunRecord]) -> list[SetUp]:
     found: dict[int, SetUp] = {}
     for words, several in alike.items():
         texts = distinguishing_settings([own[members[0]] for members in several.values()])
-        for number, (members, text) in enumerate(zip(several.values(), texts, strict=True), 1):
-            again = text in texts[: number - 1]  # a key that only some have is not in the texts
-            column = words._replace(set_up=f"{text} ({number})" if again else text)
-            found |= dict.fromkeys(members, column)
+        for members, text in zip(several.values(), texts, strict=True):
+            found |= dict.fromkeys(members, words._replace(set_up=text))
     return [found[index] for index in range(len(runs))]

@@ -28,6 +28,24 @@ def test_a_section_tells_a_job_from_one_without_it():
     ]  # fmt: skip
 
 
+def test_a_key_that_only_some_jobs_have_is_named_where_nothing_else_differs():
+    """As one that is newer than the run; the seed does not stand for it."""
+    newer = {**JOB, "data.std": 0.2, "seed": 1}
+    assert distinguishing_settings([JOB, newer]) == ["seed 0", "seed 1, data.std 0.2"]
+    assert distinguishing_settings([JOB, newer], but=["data.std"]) == ["seed 0", "seed 1"]
+    assert distinguishing_settings([JOB, {**newer, "local.lr": None}], but=["seed"]) == [
+        "", "data.std 0.2, local.lr null",
+    ]  # fmt: skip
+    jobs = [{**JOB, "local.lr": 0.1}, {**newer, "local.lr": 0.3}]
+    assert distinguishing_settings(jobs, but=["seed"]) == ["local.lr 0.1", "local.lr 0.3"]
+    others = [{**JOB, "algorithm.beta": 1.0}, {**JOB, "algorithm.name": "fedavg"}]
+    assert distinguishing_settings(others) == ["", ""]
+    tasks = [{**job, "task": task} for task in ("a", "b") for job in (JOB, {**newer, "x.y": None})]
+    assert distinguishing_settings(tasks, but=["seed", "data.std"]) == [
+        "task a", "task a, x.y null", "task b", "task b, x.y null",
+    ]  # fmt: skip
+
+
 def test_keys_are_compared_whole():
     assert not affects_results("store.cache_gib")
     assert not affects_results("evaluate.every")

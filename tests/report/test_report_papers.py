@@ -142,6 +142,23 @@ def test_of_two_runs_of_a_seed_the_longer_counts(runs):
         assert sum("left out: first: " in caption for caption in table.captions) == 1
 
 
+def test_a_run_that_is_older_than_a_key_is_a_job_of_its_own(runs):
+    """In the same column where the key is of the algorithm, in another where it is of the data."""
+    older = replace(
+        runs[3], settings={k: v for k, v in runs[3].settings.items() if "first" not in k}
+    )
+    (table,) = as_papers([older, replace(runs[3], path=Path("newer"))]).tables
+    assert [row[:2] for row in table.rows] == [
+        ["fedhbm", ""], ["fedhbm", "algorithm.first zero"],
+    ]  # fmt: skip
+    assert not any("left out" in caption for caption in table.captions)
+    older = replace(runs[3], settings={k: v for k, v in runs[3].settings.items() if "std" not in k})
+    (table,) = as_papers([older, runs[3]]).tables
+    assert [title.replace("\n", " ") for title in table.titles[1::2]] == [
+        "cifar10 dirichlet 0 ours %", "cifar10 dirichlet 0 data.std [0.2023, 0.1994, 0.201] ours %",
+    ]  # fmt: skip
+
+
 def test_seeds_are_judged_by_one_metric():
     """As where one of them evaluated more often than the other."""
     seeds = [record([k / 200 for k in range(150)], last=0), record([0.3] * 150, "seed=1", last=0)]
