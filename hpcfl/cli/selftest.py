@@ -25,13 +25,13 @@ from typing import Any, Literal, NamedTuple, Self
 from uuid import uuid4
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from hpcfl.engine.timing import measured
 from hpcfl.errors import HpcflError, JobError, StoreError
 from hpcfl.exports.checkpoint import export
 from hpcfl.io.progress import track
+from hpcfl.job.yaml_file import as_yaml
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader
 from hpcfl.run_dir.manifest import MANIFEST
@@ -226,7 +226,7 @@ class SelfTest:
         job = self._root / f"{name}.yaml"
         checkpoint = {"every": 2, "keep": 2}
         tree = {**JOB, "algorithm": {"name": algorithm}, "checkpoint": checkpoint}
-        job.write_text(yaml.safe_dump(tree))
+        job.write_text(as_yaml(tree))
         return RunDir(self._root / name), job
 
     def _settings(self) -> list[str]:

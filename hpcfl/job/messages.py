@@ -13,7 +13,6 @@ from hpcfl.models.module import Module
 from hpcfl.user_code.names import short_name
 
 _MANY = 3  # names in a hint
-_LARGE = 1e15  # whole numbers beyond are written with an exponent
 _WORDS = {  # plainer than pydantic's own
     "bool_type": "true or false",
     "dataclass_type": SECTION,
@@ -173,14 +172,4 @@ def _yaml_hint(found: Any) -> str:
         number = float(found)
     except ValueError:
         return ""
-    if not math.isfinite(number):
-        return ""
-    whole = number.is_integer() and abs(number) < _LARGE
-    written = repr(int(number)) if whole else _yaml_float(number)
-    return f"; YAML reads it as text: write {written}"
-
-
-def _yaml_float(number: float) -> str:
-    """A number as YAML 1.1 requires it: with a point before the exponent."""
-    mantissa, e, exponent = f"{number:g}".partition("e")
-    return mantissa + ("" if "." in mantissa or not e else ".0") + e + exponent
+    return "; without quotes it is a number" if math.isfinite(number) else ""

@@ -1,7 +1,8 @@
 """Read YAML into a tree of plain values, with the line of every value.
 
 Common mistakes that PyYAML accepts are errors here: a duplicate key, a key that is no text
-(``on``), a missing space (``{lr:0.1}``), ``1e-3`` (text in YAML) where a number is expected.
+(``on``), a missing space (``{lr:0.1}``).  ``1e-3`` is a number, as in YAML 1.2; in YAML 1.1, which
+PyYAML reads, it is text.
 """
 
 import re
@@ -24,6 +25,7 @@ Key = tuple[str | int, ...]
 Tree = dict[str, Any]
 Overrides = Sequence[str] | Mapping[str, Any] | None
 
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$", re.ASCII)
 _PLAIN = (bool, int, float, str, date, datetime, type(None))  # what YAML reads as single values
 RUN = "$RUN/"
 """Begins a path of job.yaml that is in the folder of this file, which may be moved."""
@@ -185,7 +187,18 @@ def refuse_removed_keys(file: JobFile) -> None:
 
 def write_resolved(tree: Mapping[str, Any]) -> bytes:
     """The job.yaml of a run directory."""
-    return add_checksum(yaml.safe_dump(tree, sort_keys=False).encode())
+    return add_checksum(as_yaml(tree).encode())
+
+
+def as_yaml(value: Any, *, flow: bool | None = False, width: float = 80) -> str:
+    """A tree of plain values as YAML, of which ``read`` makes the same tree.
+
+    Args:
+        value: the tree.
+        flow: in braces and brackets; None: only the innermost lists and mappings.
+        width: characters of a line.
+    """
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=flow, width=width)
 
 
 def add_checksum(content: bytes) -> bytes:
@@ -354,9 +367,7 @@ def override(file: JobFile, overrides: Sequence[str], origin: str = COMMAND_LINE
 
 def as_override(key: str, value: Any) -> str:
     """``key.path=value`` as ``override`` reads it: 1.0e-05, [0.6, 0.3], {name: fedavg}."""
-    text = yaml.safe_dump(
-        plain(value), default_flow_style=True, sort_keys=False, width=float("inf")
-    )
+    text = as_yaml(plain(value), flow=True, width=float("inf"))
     return f"{key}={text.removesuffix('...' + chr(10)).strip()}"  # ... ends a single value
 
 
@@ -383,16 +394,28 @@ def tuples(value: Any) -> Any:
     return value
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, which takes 1e-3 for a number."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's, which puts the text 1e-3 in quotes."""
+
+
+for _either in (_Loader, _Dumper):
+    _either.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
 class _NodeReader:
     """Turns YAML's nodes into plain values, records their lines and refuses common mistakes."""
 
     def __init__(self, file: JobFile, *, numbered: bool = True) -> None:
         self._file, self._numbered, self._left = file, numbered, LARGEST_TREE
-        self._scalars = yaml.SafeLoader("")
+        self._scalars = _Loader("")
 
     def value(self, text: str) -> Any:
         try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            node = yaml.compose(text, Loader=_Loader)
             return None if node is None else self._node(node, ())
         # An alias of a section that contains it ends in a RecursionError.
         except (yaml.YAMLError, ValueError, RecursionError) as e:

@@ -198,12 +198,11 @@ def _require_number(where: str, value: Any) -> None:
     """Refuse a text where a class asks for a number.
 
     Raises:
-        JobError: it is a text, such as 1e-3, which YAML takes for one.
+        JobError: it is a text, such as a number in quotes.
     """
     if isinstance(value, str):
         raise JobError(
-            f"{where}: found the text {value!r}, expected a number; YAML reads a number as text "
-            "if it has quotes, or an exponent without a point: write 1.0e-3 for 1e-3"
+            f"{where}: found the text {value!r}, expected a number; in quotes it is text"
         )
 
 

@@ -10,13 +10,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.job.schema import LoadedJob, resolve_algorithm
 from hpcfl.job.settings import SEED, flatten, value_of
-from hpcfl.job.yaml_file import plain
+from hpcfl.job.yaml_file import as_yaml, plain
 from hpcfl.report.choose import ChosenRuns
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
@@ -73,7 +71,7 @@ def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
     if not sweep["set"]:
         del sweep["set"]
     lines = [f"# {line}\n" for line in [*chosen.captions, *chosen.choices]]
-    text = yaml.safe_dump(sweep, sort_keys=False, default_flow_style=None)
+    text = as_yaml(sweep, flow=None)
     write_output(path, "".join([*lines, text]).encode())
     runs = len(jobs) * len(seeds)
     return f"{path}: a sweep of {runs} run{'s' * (runs > 1)}, with all training data"

@@ -5,7 +5,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple
 
-import yaml
 from rich.box import ASCII2
 from rich.table import Table
 
@@ -17,7 +16,7 @@ from hpcfl.io.table import render_tables
 from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import PLACES, ending_fingerprint, is_mutable
 from hpcfl.job.settings import changed, flatten, some_of
-from hpcfl.job.yaml_file import as_override, as_shell_word, in_own_run, replace_kept
+from hpcfl.job.yaml_file import as_override, as_shell_word, as_yaml, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import ended_early, last_outcome, recorded_code
 from hpcfl.run_dir.layout import RunDir
@@ -75,7 +74,7 @@ def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
     for run in runs:
         path = job_of(run.folder)
         place = PlaceInSweep(run.point.number, run.point.axes)
-        content = place.head() + yaml.safe_dump(run.point.loaded.tree, sort_keys=False)
+        content = place.head() + as_yaml(run.point.loaded.tree)
         if not present(path) or regular.read(path) != content.encode():
             write_file(path, content.encode())
         paths.append(path)

@@ -157,9 +157,9 @@ def test_every_choice_of_a_key_is_said(run):
     contains(line, "local.batch_size: found 'all', expected a whole number or 'full'")
 
 
-def test_number_that_yaml_reads_as_text(job, run):
-    write(job, "lr: 0.1", "lr: 1e-3")
-    contains(run(), f"{job}:5: local.lr: found '1e-3', expected a number", "write 0.001")
+def test_number_in_quotes(job, run):
+    write(job, "lr: 0.1", "lr: '0.1'")
+    contains(run(), f"{job}:5: local.lr: found '0.1', expected a number", "without quotes")
 
 
 def test_duplicate_key(job, run):

@@ -177,9 +177,9 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
         ("rounds=0", "rounds: found 0, expected a number greater than or equal to 1"),
         ("rounds=1.5", "rounds: found 1.5, expected a whole number"),
         ("local.lr=.nan", "local.lr: found nan, expected a finite number"),
-        ("local.lr=1e3", "YAML reads it as text: write 1000"),
-        ("local.lr=1e400", "local.lr: found '1e400', expected a number"),
-        ("local.lr=5e-7", "YAML reads it as text: write 5.0e-07"),
+        ("local.lr='1e-3'", "found '1e-3', expected a number; without quotes it is a number"),
+        ("local.lr=1e400", "local.lr: found inf, expected a finite number"),
+        ("rounds=1e3", "rounds: found 1000.0, expected a whole number"),
         ("store.kind=disk", "store.kind: found 'disk', expected 'hdf5'"),
         ("store.kind=memory", "store.kind: memory is no kind any more; say hdf5, which keeps"),
         ("evaluate.last=-1", "evaluate.last: found -1, expected a number greater than or equal"),
@@ -250,11 +250,6 @@ def test_a_module_beside_the_job_is_found_by_its_folder(tmp_path, monkeypatch):
     with pytest.raises(JobError) as caught:
         load("a b/own.yaml")
     assert str(caught.value).endswith("; set PYTHONPATH='a b', the directory of the job")
-
-
-def test_a_large_number_is_suggested_with_an_exponent():
-    with pytest.raises(JobError, match=r"write 1\.0e\+30$"):
-        load("jobs/quickstart.yaml", ["local.lr=1e30"])
 
 
 def test_an_old_name_of_a_key_still_works(job, tmp_path):

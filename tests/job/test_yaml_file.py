@@ -137,6 +137,20 @@ def test_a_job_that_is_no_file(tmp_path):
             read(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("1e-3", 0.001), ("4E-4", 0.0004), ("1e3", 1000.0), ("-1.5e2", -150.0), (".5e1", 5.0)),
+        *((text, text) for text in ("e-3", "1e", "1e-3x", "1e-3.5", "v1e3", "1e-3 1")),
+    ],
+)
+def test_a_number_with_an_exponent(tmp_path, text, value):
+    tree = reading(tmp_path, f"a: {text}\nb: [{text}]\n", f"c={text}").tree
+    assert tree == {"a": value, "b": (value,), "c": value}
+    assert type(tree["a"]) is type(value)
+    assert reading(tmp_path, f"a: '{text}'", f"c='{text}'").tree == {"a": text, "c": text}
+
+
 @pytest.mark.parametrize("setting", ["rounds", "=3", "a..b=3", ".a=3"])
 def test_malformed_override(tmp_path, setting):
     with pytest.raises(JobError, match=r"command line: .*: expected key.path=value"):

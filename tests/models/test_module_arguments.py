@@ -89,9 +89,9 @@ def test_arguments_are_compared_with_the_signature(job, refused, of, arguments, 
     assert found == f"JobError: {line}"
 
 
-def test_a_number_that_yaml_reads_as_text(job, refused):
-    line = refused("check", job, section(width="1e2"), "--data")
-    assert "model.arguments.width: found the text '1e2', expected a number" in line
+def test_a_number_in_quotes(job, refused):
+    line = refused("check", job, section(width="100"), "--data")
+    assert "model.arguments.width: found the text '100', expected a number" in line
 
 
 def test_arguments_are_a_section(job, refused):

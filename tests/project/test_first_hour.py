@@ -23,7 +23,7 @@ MISTAKES = [
     ("run runs/quickstart-rounds1", "is the directory of a run"),
     ("run quickstart rounds=1", "holds a run of this job already"),
     ("run quickstart local.lr", "expected key.path=value"),
-    ("run quickstart local.lr=1e-3", "YAML reads it as text"),
+    ("run quickstart local.lr=0,1", "found '0,1', expected a number"),
     ("run quickstart algorithm.bet=1", 'has no "bet"'),
     ("run quickstart algorithm.name=fedavgg", "did you mean fedavg?"),
     ("run space.yaml", "put a space after the colon"),

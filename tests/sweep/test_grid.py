@@ -101,7 +101,7 @@ def test_keys_of_one_last_name_are_told_in_full(sweep):
     ("old", "new", "line"),
     [
         ("beta: 0.5", "bet: 0.5", 's.yaml:7: algorithm.bet: fedhbm has no "bet"'),
-        ("local.lr: 1.0e-3", "local.lr: 1e-3", "s.yaml:8: local.lr: found '1e-3', expected a num"),
+        ("lr: 1.0e-3", "lr: '1e-3'", "s.yaml:8: local.lr: found '1e-3', expected a number"),
         ("seed: [0", "seeds: [0", 's.yaml:9: seeds: a job has no "seeds"'),
         ("seed: [0, 7]", "seed: [0, x]", "s.yaml:9: seed: found 'x', expected a whole number"),
         ("seed: [0, 7]", "seed: [7, 7]", "s.yaml:9: grid.seed: 7 occurs twice; remove one"),
