@@ -1,4 +1,4 @@
-"""Every command of hpcfl that a document shows is one: its options, its job, the keys it sets.
+"""Every command of hpcfl that a document shows is one: its options, its job, what it sets.
 
 Those that the header of a paper's sweep shows also name runs that pass the check.
 """
@@ -12,8 +12,11 @@ import pytest
 
 from hpcfl.cli.main import main
 from hpcfl.cli.parser import parser
+from hpcfl.errors import JobError
 from hpcfl.job.json_schema import job_schema
 from hpcfl.job.packaged import find_job
+from hpcfl.job.schema import load
+from hpcfl.sweep.grid import read_sweep
 from tests.project.pages import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +32,7 @@ INDENTED = re.compile(r"^ {4}.*$", re.MULTILINE)
 ENDS = ("|", "&&", "&", ">", ">>", "2>&1", "done")
 VARIABLE = re.compile(r"\$\w+|\$\{\w+\}")  # of the shell
 SOME = "1"  # value of a variable
-MISTAKES = {"algorithm.bet=1"}
+MISTAKES = {"algorithm.bet=1", "local.lr=0,1"}
 """Shown with the line that refuses them."""
 
 
@@ -79,14 +82,24 @@ def test_the_commands_of_a_document(path, known):
         options, rest = parser().parse_known_args(words)  # exits where an option is unknown
         assert not any(word.startswith("-") for word in rest), words
         overrides = [*getattr(options, "overrides", ()), *rest]
-        for override in set(overrides) - MISTAKES:
+        for override in {*overrides} - MISTAKES:
             parts = override.partition("=")[0].split(".")
             assert "=" in override and set(parts) <= known, (words, override)
-        job = str(getattr(options, "job", None))
-        if job.startswith("jobs/"):
+        job = str(getattr(options, "job", None) or getattr(options, "sweep", None))
+        if (ROOT / job).is_file() and not MISTAKES & {*overrides}:
+            check_values(words, ROOT / job, overrides)
+        elif job.startswith("jobs/"):
             assert any(ROOT.glob(job.replace(SOME, "*"))), words
         elif job.islower() and not job.endswith(".yaml"):
             find_job(job)  # a packaged one
+
+
+def check_values(words: list[str], job: Path, overrides: list[str]) -> None:
+    """Check what the command sets in this job or sweep, but for classes of the reader's own."""
+    try:
+        (read_sweep if words[0] == "sweep" else load)(job, overrides)
+    except JobError as error:
+        assert "cannot be imported" in str(error), words
 
 
 def test_commands_are_found():
