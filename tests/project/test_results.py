@@ -487,6 +487,22 @@ def test_fedavgm_comes_late():
     assert f"ends {below:.1f} points below" in text
 
 
+def test_fedcm_in_its_heavy_ball_form():
+    text = plain_text(section((ROOT / "docs/results.md").read_text(), SECTION))
+    plain, own = (accuracies(f"shakespeare/{name}") for name in ("fedavg", "ghb-tau1"))
+    end = mean_of_tens(own, 250)
+    assert f"ends {end - mean_of_tens(plain, 250):.1f} points above FedAvg, in the mean" in text
+    at = f"at {end:.1f} %, and is at FedAvg's published accuracy in round {first_at(own, FEDAVG)}."
+    assert at in text
+    assert f"**FedCM** ends {49.16 - FEDAVG:.2f} points above FedAvg in the paper." in text
+    table = section((ROOT / "docs/results.md").read_text(), "Shakespeare: every method, 10 rounds")
+    rows = {
+        names: losses for names, _, _, losses in map(cells, re.findall(r"^\|.*\|$", table, re.M))
+    }
+    losses = [rows["fedcm, mofedsam"].split(",")[0], rows["fedavg, mimelite, fedprox, ghb"]]
+    assert "its loss is {}, FedAvg's {}.".format(*losses) in text
+
+
 def test_more_local_steps_do_not_set_scaffold_apart():
     page = plain_text((ROOT / "docs/explanation/scaffold_factor.md").read_text())
     plain, own = (accuracies(f"shakespeare/{name}-epochs-2") for name in ("fedavg", "scaffold"))
