@@ -9,7 +9,9 @@ The copy names no host and no folder: hosts are called host0, host1, ..., an abs
 its last part, and messages and notes are left out of the history.  Sources are copied as they are.
 """
 
+import ast
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib.util import find_spec
@@ -36,6 +38,8 @@ from hpcfl.run_dir.log import LogReader, log_line
 from hpcfl.run_dir.manifest import INITIAL, SERVER, Checkpoint, read_files, read_run_files
 from hpcfl.setup.code_digests import edited
 from hpcfl.user_code.names import KEPT, digest_of
+
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")  # of a file, without blanks: other texts are many
 
 
 def export_record(root: Path, target: Path) -> tuple[list[Path], list[str]]:
@@ -131,14 +135,34 @@ def _sources(code: Mapping[str, str]) -> tuple[dict[str, bytes], list[str]]:
             for name in names:
                 if (folder / name).is_file():
                     content = regular.read(folder / name)
-                    if digest_of(content) == digest:
-                        found.setdefault(name, content)
+                    if digest_of(content) == digest and name not in found:
+                        found[name] = content
+                        missing += [
+                            f"{path}, which {name} names and may read: if it does, copy it to "
+                            f"{CODE}/{path} of the record"
+                            for path in _named_beside(content, folder / name, folder)
+                        ]
         if found.keys().isdisjoint(names):
             missing.append(
                 f"the source of module {module} ({digest}), which is not found or was edited since "
                 "the run; put it back, and its folder into PYTHONPATH"
             )
     return found, missing
+
+
+def _named_beside(source: bytes, path: Path, root: Path) -> list[str]:
+    """The files beside a source, or below it, that a text in it names; by their paths in ``root``.
+
+    They may be large or private, so they are named and not copied.
+    """
+    texts = {
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    names = [name for name in sorted(texts) if _NAME.fullmatch(name) and ".." not in name]
+    beside = [path.parent / name for name in names if not name.endswith(".py")]
+    return [file.relative_to(root).as_posix() for file in beside if file.is_file()]
 
 
 def _folders(name: str) -> Iterator[Path]:

@@ -200,6 +200,32 @@ def test_source_that_was_edited_is_told(job, mine, tmp_path, hpcfl):
     assert (target / "code/own/method.py").exists()
 
 
+def test_a_file_that_a_module_reads_is_named(job, mine, tmp_path, hpcfl):
+    (mine / "own/data").mkdir()
+    (mine / "own/data/widths.json").write_text("2")
+    (mine / "own/notes.txt").write_text("not named in any source")
+    (mine / "own/__init__.py").write_text(
+        "import json\nfrom pathlib import Path\n"
+        'FACTOR = json.loads((Path(__file__).parent / "data/widths.json").read_text())\n'
+        'OTHER = ("helpers.py", "absent.json", "../secret", "two words", "")\n'
+    )
+    (mine.parent / "secret").write_text("private")
+    run, target = tmp_path / "run", tmp_path / "record"
+    assert hpcfl("run", job, *OWN, "--out", run).code == 0
+    done = hpcfl("export", run, "--record", target)
+    said = "own/data/widths.json, which own/__init__.py names and may read: if it does, copy it to"
+    for text in (" ".join(done.err), (target / "README.md").read_text()):
+        assert text.count("names and may read") == 1
+        assert f"{said} code/own/data/widths.json of the record" in text
+    assert not [*target.rglob("widths.json")]
+    shutil.rmtree(mine)
+    forget()
+    again = target / "code/own/data/widths.json"
+    again.parent.mkdir()
+    again.write_text("2")
+    assert hpcfl("check", target).code == 0
+
+
 def test_objects_are_left_out_and_may_be_put_in(job, tmp_path, hpcfl, refused):
     run, target, again = (tmp_path / name for name in ("run", "record", "again"))
     run_job(job, model=torch.nn.Linear(3, 4), out=run)
