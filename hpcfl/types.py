@@ -37,6 +37,8 @@ Natural = Annotated[int, Ge(0)]
 # A path as the user gives it, relative to the current directory; kept absolute.
 PathText = Annotated[str, AfterValidator(absolute)]
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
+# Of a class or function, which hpcfl.user_code.names.find_object alone imports.
+DottedPath = Annotated[str, "dotted path"]
 
 LossName = Literal["cross_entropy", "tokens", "squared", "quadratic"]
 PAD = 0  # the class of tokens that fill up a sentence; losses and metrics leave them out

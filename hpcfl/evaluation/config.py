@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcfl.evaluation.score_names import RESERVED, SCORES
-from hpcfl.types import Count, Natural, Section
+from hpcfl.types import Count, DottedPath, Natural, Section
 from hpcfl.user_code.names import short_name
 
 
@@ -42,7 +42,7 @@ class Evaluate(Section):
     personal: bool | FineTuning = False
     """Evaluate each client's own model on the same, too, if the algorithm makes one; with
     ``{steps: k}`` after k local steps more, from the global model if it makes none."""
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[DottedPath, ...] = ()
     """Metrics of your own, by their dotted paths: on the test set, the validation data, and with
     ``clients``, ``local_models`` and ``personal`` on each client's examples."""
     best: bool = False

@@ -13,10 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hpcfl.comm.base import Comm
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.evaluation.config import metric_name
+from hpcfl.user_code.accepts import Accepts
 from hpcfl.user_code.names import find_object
 
 Score = float | tuple[float, ...]
@@ -44,6 +46,15 @@ class Metric(ABC):
 
         A tensor of several numbers needs ``evaluate.clients: table``.
         """
+
+
+METRIC = Accepts(
+    expected="a function of outputs and labels, your own or of torch.nn.functional, or a class "
+    "derived from hpcfl.evaluation.Metric",
+    base=Metric,
+    functions=True,
+    listed=lambda found: getattr(found, "__module__", "") == functional.__name__,
+)
 
 
 class UserMetric:
@@ -183,7 +194,7 @@ def load_metrics(paths: Sequence[str]) -> list[UserMetric]:
     Raises:
         Exception: whatever the import raises.
     """
-    return [UserMetric(path, find_object(path)) for path in paths]
+    return [UserMetric(path, find_object(path, METRIC)) for path in paths]
 
 
 def _shown(found: object) -> str:

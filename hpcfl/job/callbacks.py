@@ -9,6 +9,8 @@ from hpcfl.errors import JobError, as_job_error, defined, described
 from hpcfl.io.packages import installed, refuse_shadow
 from hpcfl.job.registry import check_arguments, check_names, import_dotted, shown, suggestion
 from hpcfl.seeds import key
+from hpcfl.types import DottedPath
+from hpcfl.user_code.accepts import Accepts
 from hpcfl.user_code.names import short_name
 
 _UNMADE = "cannot be made"
@@ -18,7 +20,8 @@ _OF_HPCFL = {
     "mlflow": ("hpcfl.callbacks.mlflow.Mlflow", "mlflow-skinny"),
 }
 """The class of each short name, and the package to install; it is imported by the short name."""
-CallbackEntry = str | dict[str, Any]
+CALLBACK = Accepts(expected="a class derived from hpcfl.Callback", base=Callback)
+CallbackEntry = DottedPath | dict[str, Any]
 """A class: ``tensorboard``, ``wandb``, ``mlflow`` or its dotted path.
 
 Or a section of it as ``name`` and the arguments of the constructor.
@@ -72,9 +75,7 @@ def _found(entry: CallbackEntry, at: str) -> tuple[str, type[Callback], dict[str
     if not isinstance(name, str):
         state = "missing" if name is None else f"found {shown(name)}"
         raise JobError(f"{at}.name: {state}; expected a dotted path to a class, module.Class")
-    cls, name = import_dotted(at, _dotted_path(at, name)), short_name(name)
-    if not (isinstance(cls, type) and issubclass(cls, Callback)):
-        raise JobError(f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.Callback")
+    cls, name = import_dotted(at, _dotted_path(at, name), CALLBACK), short_name(name)
     _check_class(at, name, cls)
     arguments = {key: value for key, value in section.items() if key != "name"}
     with as_job_error(f"{at}: {name}", _UNMADE, defined(cls.__init__)):

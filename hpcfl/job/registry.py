@@ -19,6 +19,7 @@ from hpcfl.errors import HpcflError, JobError, described, traceback_hint, user_c
 from hpcfl.job.yaml_file import JobFile, plain
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
+from hpcfl.user_code.accepts import Accepts, NotAcceptedError
 from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
 
 SECTION = "a section (a mapping of keys to values)"
@@ -60,6 +61,7 @@ class Registry:
 
     def __init__(self, section: str, key: str, base: type[Any], known: Mapping[str, Any]) -> None:
         self.section, self.key, self.base, self.known = section, key, base, known
+        self.accepts = Accepts(expected=f"a class derived from hpcfl's {base.__name__}", base=base)
 
     def find(self, file: JobFile, name: Any) -> type[Any]:
         """Find a class by its name in a job file.
@@ -77,7 +79,7 @@ class Registry:
         if name in MOVED and self.section == "data":
             raise JobError(f"{at}: {name} is not built in any more; take {MOVED[name]}")
         if is_in_file(name):
-            return self.checked(at, name, _in_kept_file(at, name))
+            return self.checked(at, name, _in_kept_file(at, name, self.accepts))
         plugins = entry_points(group=f"hpcfl.{self.section}")
         if name in plugins.names:
             return self.checked(at, name, _imported(at, name, plugins[name].load))
@@ -87,7 +89,10 @@ class Registry:
                 f"{at}: found {shown(name)}, expected one of {', '.join(sorted(self.known))}, "
                 f"or a dotted path to a class of your own{suggestion(name, self.known)}"
             )
-        found = _imported(at, name, lambda: find_object(name), folder)
+        try:
+            found = _imported(at, name, lambda: find_object(name, self.accepts), folder)
+        except NotAcceptedError as e:
+            raise JobError(f"{at}: {e}{self._advice(name, e.found)}") from e
         return self.checked(at, name, found)
 
     def checked(self, at: str, name: str, found: Any) -> type[Any]:
@@ -115,7 +120,8 @@ class Registry:
         return found
 
     def _advice(self, name: str, found: Any) -> str:
-        is_module = isinstance(found, type) and issubclass(found, nn.Module)
+        # None: of a package that is not imported here.
+        is_module = found is None or (isinstance(found, type) and issubclass(found, nn.Module))
         if self.base is ModelConfig and is_module:
             return f"; a torch module goes into model: {{name: module, of: {name}}}"
         return ""
@@ -155,18 +161,19 @@ def check_names(at: str, name: str, found: type[Any], base: type[Any]) -> None:
                 )
 
 
-def import_dotted(at: str, name: str) -> Any:
+def import_dotted(at: str, name: str, accepts: Accepts) -> Any:
     """Import a function or class that a job names by its dotted path.
 
     Args:
         at: where it is named, for messages.
         name: its dotted path, or ``FILE.py:NAME`` of a file that a run keeps.
+        accepts: what the key takes.
 
     Raises:
-        JobError: it is no such path, or cannot be imported.
+        JobError: it is no such path, or cannot be imported, or is something else.
     """
     if is_in_file(name):
-        return _in_kept_file(at, name)
+        return _in_kept_file(at, name, accepts)
     parts = name.split(".")
     if len(parts) == 1 or not all(part.isidentifier() for part in parts):
         raise JobError(f"{at}: found {shown(name)}, expected a dotted path, module.name")
@@ -175,21 +182,24 @@ def import_dotted(at: str, name: str) -> Any:
             f"{at}: found {shown(name)}, which a resume in another process would not find; put it "
             "into a module"
         )
-    return _imported(at, name, lambda: find_object(name))
+    try:
+        return _imported(at, name, lambda: find_object(name, accepts))
+    except NotAcceptedError as e:
+        raise JobError(f"{at}: {e}") from e
 
 
-def _in_kept_file(at: str, name: str) -> Any:
+def _in_kept_file(at: str, name: str, accepts: Accepts) -> Any:
     try:
         require_kept(name)
     except ValueError as e:
         raise JobError(f"{at}: {e}") from e
-    return _imported(at, name, lambda: find_object(name))
+    return _imported(at, name, lambda: find_object(name, accepts))
 
 
 def _imported(at: str, name: str, load: Callable[[], Any], folder: Path = Path()) -> Any:
     try:
         return load()
-    except HpcflError:
+    except (HpcflError, NotAcceptedError):
         raise
     except Exception as e:  # a user's module may raise anything
         advice = import_advice(e, name, folder)
@@ -228,12 +238,16 @@ def find_own(at: str, name: str) -> tuple[str, type[Any]] | None:
             return section, registry.checked(at, name, _imported(at, name, plugins[name].load))
     if "." not in name:
         return None
-    found = import_dotted(at, name)
-    for section, registry in REGISTRIES.items():
-        if isinstance(found, type) and issubclass(found, registry.base):
-            return section, registry.checked(at, name, found)
-    bases = ", ".join(registry.base.__name__ for registry in REGISTRIES.values())
-    raise JobError(f"{at}: {name!r} is {found!r}, expected a class derived from one of {bases}")
+    bases = tuple(registry.base for registry in REGISTRIES.values())
+    names = ", ".join(base.__name__ for base in bases)
+    accepts = Accepts(expected=f"a class derived from one of {names}", base=bases)
+    found = import_dotted(at, name, accepts)
+    section, registry = next(
+        (section, registry)
+        for section, registry in REGISTRIES.items()
+        if issubclass(found, registry.base)
+    )
+    return section, registry.checked(at, name, found)
 
 
 def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
 from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
 from hpcfl.evaluation.config import Evaluate, Stop
-from hpcfl.evaluation.user_metrics import UserMetric
+from hpcfl.evaluation.user_metrics import METRIC, UserMetric
 from hpcfl.job.callbacks import CallbackEntry, check_callbacks
 from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
@@ -53,8 +53,9 @@ from hpcfl.layout import Layout
 from hpcfl.local.devices import Devices
 from hpcfl.local.step import Local
 from hpcfl.models.base import ModelConfig
-from hpcfl.models.training_loss import LossConfig, OwnLoss, TrainingLoss
+from hpcfl.models.training_loss import LOSS, LossConfig, OwnLoss, TrainingLoss
 from hpcfl.optim import Optimizer, Own
+from hpcfl.optim.own import OPTIMIZER
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 from hpcfl.user_code.names import short_name
 
@@ -449,7 +450,7 @@ def _check_user_code(job: Job, file: JobFile) -> None:
     """
     at = f"{file.where(('evaluate', 'metrics'))}: evaluate.metrics"
     for path in job.evaluate.metrics:
-        found, name = import_dotted(at, path), short_name(path)
+        found, name = import_dotted(at, path, METRIC), short_name(path)
         make = vars(found).get("__init__", found) if isinstance(found, type) else found
         with as_job_error(f"{at}: {name}", "cannot be made without arguments", defined(make)):
             try:
@@ -471,11 +472,7 @@ def _check_optimizer(at: str, optimizer: Optimizer | str) -> None:
     """
     if not isinstance(optimizer, Own):
         return
-    cls, name = import_dotted(at, optimizer.of), short_name(optimizer.of)
-    if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
-        raise JobError(
-            f"{at}: {name} is {cls!r:.80}, expected a class derived from hpcfl.optim.Optimizer"
-        )
+    cls, name = import_dotted(at, optimizer.of, OPTIMIZER), short_name(optimizer.of)
     with as_job_error(f"{at}: {name}", "cannot be made with its keys", defined(cls.__init__)):
         check_arguments(f"{at}.keys", name, cls, optimizer.keys)
         cls(**optimizer.keys)
@@ -489,17 +486,13 @@ def _check_loss(at: str, loss: TrainingLoss | str) -> None:
     """
     if not isinstance(loss, OwnLoss):
         return
-    found, name = import_dotted(at, loss.of), short_name(loss.of)
-    if not callable(found):
-        raise JobError(f"{at}: {name} is {found!r:.80}, expected a function of outputs and labels")
+    found, name = import_dotted(at, loss.of, LOSS), short_name(loss.of)
     make = vars(found).get("__init__", found) if isinstance(found, type) else found
     with as_job_error(f"{at}: {name}", "cannot be made with its keys", defined(make)):
         check_arguments(
             f"{at}.keys", name, found, loss.keys, given=0 if isinstance(found, type) else 2
         )
-        made = loss.made
-    if not callable(made):
-        raise JobError(f"{at}: {name}: its objects cannot be called; give the class __call__")
+        _ = loss.made
 
 
 def check_full_blocks(job: Job, population: int) -> None:

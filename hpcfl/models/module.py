@@ -2,11 +2,10 @@
 
 import copy
 import inspect
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar
 
 from torch import nn
@@ -19,33 +18,41 @@ from hpcfl.errors import (
     user_code_location,
 )
 from hpcfl.models.base import ModelConfig
+from hpcfl.types import DottedPath
+from hpcfl.user_code.accepts import Accepts, NotAcceptedError
 from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
 
-# Packages that come with hpcfl or Python, of whose functions none makes a model, while some execute
-# what they are given.
-_NO_MODELS = frozenset(sys.stdlib_module_names) | {
-    *(
-        "_pytest",
-        "annotated_types",
-        "cloudpickle",
-        "contourpy",
-        "datasets",
-        "dill",
-        "fsspec",
-        "h5py",
-    ),
-    *("hpcfl", "jinja2", "joblib", "matplotlib", "mpi4py", "mpmath", "networkx", "numpy", "pandas"),
-    *("pip", "pkg_resources", "PIL", "pyarrow", "pydantic", "pytest", "rich", "safetensors"),
-    *("scipy", "setuptools", "shtab", "sklearn", "sympy", "torch", "yaml"),
-}
 GIVEN = ("input_shape", "outputs")  # the arguments that follow from the data
+
+
+def _is_listed(found: Any) -> bool:
+    """Whether torchvision.models or timm lists a function among those that make a model."""
+    module, name = getattr(found, "__module__", ""), getattr(found, "__name__", "")
+    if f"{module}.".startswith("torchvision.models."):
+        models = import_module("torchvision.models")
+        return name in models.list_models() and models.get_model_builder(name) is found
+    if f"{module}.".startswith("timm.models."):
+        models = import_module("timm.models")
+        known = models.is_model(name) and models.model_entrypoint(name) is found
+        return known or found is models.create_model
+    return False
+
+
+MAKER = Accepts(
+    expected="a class of torch modules or a function that makes one, your own or of "
+    "torchvision.models or timm, or a class of torch.nn, transformers or peft",
+    base=nn.Module,
+    packages=("torch.nn", "torchvision.models", "timm", "transformers", "peft"),
+    functions=True,
+    listed=_is_listed,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Module(ModelConfig):
     """A torch module of your own: any class or function that makes one."""
 
-    of: str
+    of: DottedPath
     """``package.module.NAME`` of the class or function. It is called with ``arguments``, and with
     those of ``input_shape`` and ``outputs`` that it has."""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +109,9 @@ class Module(ModelConfig):
                 f"model.of: found {self.of!r}, expected package.module.NAME of a class or function"
             )
         try:
-            found = find_object(self.of)
+            return find_object(self.of, MAKER)
+        except NotAcceptedError as e:
+            raise JobError(f"model.of: {e}") from e
         except HpcflError:
             raise
         except Exception as e:  # a module may raise anything, as torchvision beside another torch
@@ -111,9 +120,6 @@ class Module(ModelConfig):
             raise JobError(
                 f"model.of: {self.of!r} cannot be imported{described(e)}{advice}{trace}"
             ) from e
-        if not is_in_file(self.of):
-            _require_maker(found, self.of)
-        return found
 
 
 def _draw(layer: nn.Module) -> None:
@@ -125,24 +131,6 @@ def _draw(layer: nn.Module) -> None:
             return  # another function of that name
     if callable(reset):
         reset()
-
-
-def _require_maker(found: Any, name: str) -> None:
-    """Refuse what makes no model, before it is called with arguments of the job.
-
-    Raises:
-        JobError: it is no class of torch modules, and its package is one of ``_NO_MODELS``.
-    """
-    if isinstance(found, type) and issubclass(found, nn.Module):
-        return
-    while isinstance(found, partial):
-        found = found.func
-    module = getattr(found, "__module__", None) or "builtins"
-    if module.partition(".")[0] in _NO_MODELS:
-        raise JobError(
-            f"model.of: {name} is of {module}, where no function makes a model; expected a class "
-            "of torch modules, or a function of your own that makes one"
-        )
 
 
 def _copied(value: Any) -> Any:

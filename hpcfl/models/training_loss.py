@@ -15,12 +15,23 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator, Discriminator, Tag
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from hpcfl.models.losses import LOSSES, TermLoss, label_losses
-from hpcfl.types import LossName, NonNegative, Section, Share
+from hpcfl.types import DottedPath, LossName, NonNegative, Section, Share
+from hpcfl.user_code.accepts import Accepts
 from hpcfl.user_code.named_section import kind_of, section_of
 from hpcfl.user_code.names import find_object
+
+LOSS = Accepts(
+    expected="a function of outputs and labels, your own or of torch.nn.functional, or a class "
+    "derived from torch.nn.Module",
+    base=nn.Module,
+    packages=("torch.nn",),
+    functions=True,
+    listed=lambda found: getattr(found, "__module__", "") == functional.__name__,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +80,10 @@ class Focal(TrainingLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLoss(TrainingLoss):
-    """A function of the user's, or a class whose objects are called as one."""
+    """A function of the user's, or a torch module that is called as one."""
 
     kind: Literal["own"] = "own"
-    of: str
+    of: DottedPath
     """Its dotted path."""
     keys: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the function, or those of the class."""
@@ -80,7 +91,7 @@ class OwnLoss(TrainingLoss):
     @cached_property
     def made(self) -> Any:
         """The function; ``hpcfl.job.schema`` refuses what cannot be made."""
-        found = find_object(self.of)
+        found = find_object(self.of, LOSS)
         return found(**self.keys) if isinstance(found, type) else partial(found, **self.keys)
 
     def terms(self, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -7,8 +7,11 @@ from typing import Any, Literal
 
 from hpcfl.layout import Layout
 from hpcfl.optim.base import Optimizer
-from hpcfl.types import Vector
+from hpcfl.types import DottedPath, Vector
+from hpcfl.user_code.accepts import Accepts
 from hpcfl.user_code.names import find_object
+
+OPTIMIZER = Accepts(expected="a class derived from hpcfl.optim.Optimizer", base=Optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +19,7 @@ class Own(Optimizer):
     """A class derived from ``hpcfl.optim.Optimizer``, and its keys."""
 
     kind: Literal["own"] = "own"
-    of: str
+    of: DottedPath
     """The dotted path of the class."""
     keys: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of its constructor."""
@@ -24,7 +27,7 @@ class Own(Optimizer):
     @cached_property
     def made(self) -> Optimizer:
         """The object of the class; ``hpcfl.job.schema`` refuses what cannot be made."""
-        made: Optimizer = find_object(self.of)(**self.keys)
+        made: Optimizer = find_object(self.of, OPTIMIZER)(**self.keys)
         return made
 
     def init(self, y: Vector, layout: Layout) -> Any:

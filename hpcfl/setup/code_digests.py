@@ -13,12 +13,16 @@ from types import ModuleType
 from torch import nn
 
 from hpcfl.errors import is_of_user
+from hpcfl.evaluation.user_metrics import METRIC
 from hpcfl.io import regular
+from hpcfl.job.callbacks import CALLBACK
 from hpcfl.job.schema import Job
 from hpcfl.models.base import ModelConfig
-from hpcfl.models.module import Module
-from hpcfl.models.training_loss import OwnLoss
+from hpcfl.models.module import MAKER, Module
+from hpcfl.models.training_loss import LOSS, OwnLoss
 from hpcfl.optim import Own
+from hpcfl.optim.own import OPTIMIZER
+from hpcfl.user_code.accepts import Accepts
 from hpcfl.user_code.names import digest_of, find_object
 
 
@@ -59,25 +63,29 @@ def _named(job: Job) -> Iterator[str]:
     """The modules of the classes and functions that the job names, but for its model."""
     for made in (job.algorithm, job.data):
         yield type(made).__module__
-    paths = [*job.evaluate.metrics]
-    paths += [entry if isinstance(entry, str) else entry["name"] for entry in job.callbacks]
-    paths += [own.of for own in (job.loss, job.local.optimizer) if isinstance(own, Own | OwnLoss)]
-    yield from map(_module_of, paths)
+    for path in job.evaluate.metrics:
+        yield _module_of(path, METRIC)
+    for entry in job.callbacks:
+        yield _module_of(entry if isinstance(entry, str) else entry["name"], CALLBACK)
+    if isinstance(job.loss, OwnLoss):
+        yield _module_of(job.loss.of, LOSS)
+    if isinstance(job.local.optimizer, Own):
+        yield _module_of(job.local.optimizer.of, OPTIMIZER)
 
 
 def _of_model(config: ModelConfig, model: nn.Module | None) -> Iterator[str]:
     """The modules of the model's configuration, of what makes it, and of its layers."""
     yield type(config).__module__
     if isinstance(config, Module):
-        yield _module_of(config.of)
+        yield _module_of(config.of, MAKER)
     if model is not None:
         yield from (type(layer).__module__ for layer in model.modules())
 
 
-def _module_of(path: str) -> str:
+def _module_of(path: str, accepts: Accepts) -> str:
     """The module that defines a class or a function; "" if it cannot be imported."""
     try:
-        return getattr(find_object(path), "__module__", "")
+        return getattr(find_object(path, accepts), "__module__", "")
     except Exception:  # noqa: BLE001  raised again, with a message, where it is made
         return ""
 

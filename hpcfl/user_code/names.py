@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from hpcfl.errors import StoreError, file_error, one_line
 from hpcfl.io.regular import read
+from hpcfl.user_code.accepts import Accepts
 
 KEPT = "kept"
 """The folder of a run directory with what no job file can hold: hpcfl.setup.objects."""
@@ -125,10 +126,15 @@ def short_name(name: str) -> str:
     return name.rpartition(":")[2] if is_in_file(name) else name
 
 
-def find_object(name: str) -> Any:
+def find_object(name: str, accepts: Accepts) -> Any:
     """Import what a name says.
 
+    Args:
+        name: a dotted path, or ``FILE.pkl:NAME`` of a file that a run keeps.
+        accepts: what the key takes that has the name.
+
     Raises:
+        NotAcceptedError: the path names something else.
         StoreError: see ``read_kept``.
         Exception: whatever the import raises.
     """
@@ -138,8 +144,11 @@ def find_object(name: str) -> Any:
         if attribute not in found:
             raise StoreError(f"{file}: holds {', '.join(found)}, and no {attribute}")
         return found[attribute]
+    accepts.require_importable(name)
     module, _, attribute = name.rpartition(".")
-    return getattr(import_module(module), attribute)
+    found = getattr(import_module(module), attribute)
+    accepts.require(name, found)
+    return found
 
 
 def import_advice(error: Exception, name: str, folder: Path = Path()) -> str:

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfl import check
 from hpcfl.cohort.sampling import Replay
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load, resolve_algorithm
@@ -103,45 +101,6 @@ def test_traps(tmp_path, text, said):
     with pytest.raises(JobError, match=said) as caught:
         load(path)
     assert str(caught.value).isprintable()
-
-
-DIGITS = {
-    "data": {"kind": "digits", "clients": 4, "partition": {"kind": "iid"}},
-    "cohort": {"kind": "uniform", "size": 2},
-    "algorithm": {"name": "fedavg"},
-    "local": {"lr": 0.1, "batch_size": 16},
-    "rounds": 1,
-}
-
-
-@pytest.mark.parametrize(
-    ("of", "arguments"),
-    [
-        ("os.system", {"command": "touch MARK"}),
-        ("subprocess.Popen", {"args": ["touch", "MARK"]}),
-        ("runpy.run_path", {"path_name": "MARK.py"}),
-        ("torch.hub.load", {"repo_or_dir": ".", "model": "MARK"}),
-        ("torch.load", {"f": "MARK", "weights_only": False}),
-        ("yaml.unsafe_load", {"stream": "!!python/object/apply:os.system ['touch MARK']"}),
-        ("own_partial.command", {}),
-        ("own_partial.imported", {"cmd": "touch MARK"}),
-    ],
-)
-def test_a_command_for_a_model(tmp_path, monkeypatch, of, arguments):
-    mark = tmp_path / "executed"
-    Path(f"{mark}.py").write_text(f"open({str(mark)!r}, 'w')")
-    (tmp_path / "own_partial.py").write_text(
-        "import os\nfrom functools import partial\nfrom subprocess import getoutput as imported\n"
-        f"command = partial(os.system, 'touch {mark}')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    text = yaml.safe_dump(arguments).replace("MARK", str(mark))
-    model = {"name": "module", "of": of, "arguments": yaml.safe_load(text)}
-    with pytest.raises(
-        JobError, match=rf"model.of: {of} is of .*, where no function makes a model"
-    ):
-        check({**DIGITS, "model": model}, load=True)
-    assert not mark.exists()
 
 
 def test_a_billion_laughs(tmp_path):

@@ -130,8 +130,11 @@ def test_a_module_of_ones_own_that_does_not_import(job, tmp_path, monkeypatch, t
             "algorithm.name=no.such.Class",
             "cannot be imported: ModuleNotFoundError: No module named",
         ),
-        ("algorithm.name=hpcfl.types.Count", "not a subclass of Algorithm"),
-        ("algorithm.name=hpcfl.data.sources.digits.Digits", "not a subclass of Algorithm"),
+        ("algorithm.name=hpcfl.types.Count", "expected a class derived from hpcfl's Algorithm"),
+        (
+            "algorithm.name=hpcfl.data.sources.digits.Digits",
+            "expected a class derived from hpcfl's Algorithm",
+        ),
         (
             "model={name: torch.nn.Identity}",
             "; a torch module goes into model: {name: module, of: torch.nn.Identity}",

@@ -1,0 +1,236 @@
+"""No command that a job is given to calls what a job must not name, whatever key names it."""
+
+import ast
+import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import yaml
+
+import hpcfl as package
+from hpcfl.errors import JobError
+from hpcfl.job.description import _meanings
+from hpcfl.job.schema import load
+from hpcfl.job.yaml_file import add_checksum
+from hpcfl.types import Section
+from hpcfl.user_code.accepts import Accepts
+
+KEYS = {
+    "loss": lambda of, keys: {"loss": {"kind": "own", "of": of, "keys": keys}},
+    "optimizer": lambda of, keys: {"local": {"optimizer": {"kind": "own", "of": of, "keys": keys}}},
+    "metric": lambda of, keys: {"evaluate": {"metrics": [of]}},
+    "callback": lambda of, keys: {"callbacks": [{"name": of, **keys}]},
+    "maker": lambda of, keys: {"model": {"name": "module", "of": of, "arguments": keys}},
+    "model": lambda of, keys: {"model": {"name": of, **keys}},
+    "data": lambda of, keys: {"data": {"kind": of, **keys}},
+    "algorithm": lambda of, keys: {"algorithm": {"name": of, **keys}},
+}
+"""A part of a job, by the key that takes a dotted path."""
+PATHS = {
+    "subprocess.Popen": {"args": ["touch", "MARK"]},
+    "os.system": {"command": "touch MARK"},
+    "os.mkdir": {"path": "MARK"},
+    "runpy.run_path": {"path_name": "MARK.py"},
+    "builtins.exec": {"source": "open('MARK', 'w')"},
+    "torch.hub.load": {"repo_or_dir": ".", "model": "MARK"},
+    "torch.load": {"f": "MARK", "weights_only": False},
+    "torch.save": {"obj": 1, "f": "MARK"},
+    "torch.jit.load": {"f": "MARK"},
+    "torch.utils.data.DataLoader": {"dataset": "MARK"},
+    "numpy.save": {"file": "MARK", "arr": 1},
+    "yaml.unsafe_load": {"stream": "!!python/object/apply:os.system ['touch MARK']"},
+    "joblib.load": {"filename": "MARK"},
+    "hpcfl.io.atomic.write_file": {"path": "MARK", "content": "1"},
+    "hpcfl.cli.main.main": {"arguments": ["init", "MARK"]},
+    "reexports.system": {"command": "touch MARK"},
+    "reexports.Popen": {"args": ["touch", "MARK"]},
+    "reexports.command": {},
+    "reexports.save": {"file": "MARK", "arr": 1},
+    "reexports.torch": {},
+}
+JOB = {
+    "task": "digits",
+    "data": {"clients": 4},
+    "cohort": {"kind": "uniform", "size": 2},
+    "algorithm": {"name": "fedavg"},
+    "local": {"lr": 0.1, "batch_size": 16},
+    "rounds": 1,
+}
+
+
+@pytest.fixture
+def mark(tmp_path, monkeypatch):
+    """A file that nothing must make, and modules of the user's that have more than one thinks."""
+    path = tmp_path / "executed"
+    Path(f"{path}.py").write_text(f"open({str(path)!r}, 'w')")
+    (tmp_path / "reexports.py").write_text(
+        "import os\nimport torch\nfrom functools import partial\nfrom os import system\n"
+        "from subprocess import Popen\n\nfrom numpy import save\n\n"
+        f"command = partial(os.system, 'touch {path}')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reexports", raising=False)
+    yield path
+    assert [*tmp_path.glob("executed*")] == [Path(f"{path}.py")]
+
+
+def job_of(key, path, mark):
+    text = yaml.safe_dump(KEYS[key](path, PATHS[path])).replace("MARK", str(mark))
+    part = yaml.safe_load(text)
+    return JOB | {
+        name: {**JOB.get(name, {}), **own} if isinstance(own, dict) else own
+        for name, own in part.items()
+    }
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_is_refused(mark, key, path):
+    with pytest.raises(JobError) as caught:
+        package.check(job_of(key, path, mark), load=True)
+    assert path in str(caught.value)
+    assert "expected" in str(caught.value)
+
+
+COMMANDS = {
+    "cite": ["cite", "JOB"],
+    "check": ["check", "JOB", "--data"],
+    "plan": ["plan", "JOB"],
+    "run": ["run", "JOB", "--out", "OUT"],
+    "dry": ["sweep", "SWEEP", "--dry-run"],
+    "split": ["data", "export-split", "JOB", "-o", "OUT"],
+    "resume": ["resume", "RUN"],
+    "copy": ["resume", "RUN", "--out", "OUT"],
+    "record": ["run", "RECORD", "--out", "OUT"],
+    "check record": ["check", "RECORD"],
+}
+
+
+@pytest.fixture
+def paths(tmp_path, mark, hpcfl):
+    """A job, a sweep of it, and a run and a record into which a stranger has put it."""
+    clean, bad = tmp_path / "clean.yaml", tmp_path / "job.yaml"
+    clean.write_text(yaml.safe_dump(JOB))
+    bad.write_text(yaml.safe_dump(job_of("loss", "subprocess.Popen", mark)))
+    (tmp_path / "sweep.yaml").write_text("job: job.yaml\ngrid: {seed: [0, 1]}\n")
+    run, record = tmp_path / "run", tmp_path / "record"
+    assert hpcfl("run", clean, "--out", run).code == 0
+    assert hpcfl("export", run, "--record", record).code == 0
+    for folder in (run, record):
+        job = yaml.safe_load((folder / "job.yaml").read_text())
+        job["loss"] = yaml.safe_load(bad.read_text())["loss"]
+        (folder / "job.yaml").write_bytes(add_checksum(yaml.safe_dump(job).encode()))
+    return {
+        "JOB": bad,
+        "SWEEP": tmp_path / "sweep.yaml",
+        "RUN": run,
+        "RECORD": record,
+        "OUT": tmp_path / "out",
+    }
+
+
+@pytest.mark.usefixtures("own_process")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_refuses_it(paths, refused, command):
+    said = refused(*[paths.get(word, word) for word in COMMANDS[command]])
+    assert "subprocess.Popen" in said or "digests" in said
+
+
+def test_every_key_of_a_dotted_path_is_known():
+    """A new key of this kind must be typed as one, and stand in ``KEYS``."""
+    typed, described = set(), set()
+    for cls in _below(Section):
+        if not cls.__module__.startswith("hpcfl."):
+            continue
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            if _is_dotted(hint):
+                typed.add(f"{cls.__name__}.{name}")
+        described |= {
+            f"{cls.__name__}.{name}"
+            for name, text in _meanings(cls).items()
+            if "dotted path" in text
+        }
+    keys = {
+        "Own.of",
+        "OwnLoss.of",
+        "Evaluate.metrics",
+        "Module.of",
+        "Job.callbacks",
+    }
+    assert typed == keys
+    # Sections, whose kind "own" has the path.
+    assert described - keys <= {"Job.loss", "Local.optimizer"}
+
+
+def _below(cls):
+    for one in cls.__subclasses__():
+        yield one
+        yield from _below(one)
+
+
+def _is_dotted(hint):
+    return "dotted path" in getattr(hint, "__metadata__", ()) or any(
+        _is_dotted(part) for part in get_args(hint) if not isinstance(part, str)
+    )
+
+
+def test_modules_are_imported_by_name_in_one_place():
+    """Elsewhere the name is a constant of the program."""
+    root = Path(package.__file__).parent
+    found = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", getattr(node.func, "attr", ""))
+        in ("import_module", "__import__")
+        and not isinstance(node.args[0], ast.Constant)
+        and not (isinstance(node.args[0], ast.Name) and node.args[0].id.isupper())
+    }
+    assert found == {"user_code/names.py"}
+
+
+class TestPackages:
+    """Packages that were installed: of a stranger's, of one that extends hpcfl, in place."""
+
+    @pytest.fixture
+    def install(self, tmp_path, monkeypatch):
+        def make(name, *, requires="", folder="site-packages"):
+            place = tmp_path / folder
+            (place / f"{name}-1.dist-info").mkdir(parents=True)
+            (place / f"{name}.py").write_text("def loss(outputs, labels):\n    return outputs\n")
+            (place / f"{name}-1.dist-info/METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+                + (f"Requires-Dist: {requires}\n" if requires else "")
+            )
+            (place / f"{name}-1.dist-info/RECORD").write_text(f"{name}.py,,\n")
+            monkeypatch.syspath_prepend(place)
+
+        return make
+
+    def test_a_strangers_is_refused(self, install):
+        install("zoo_of_losses")
+        with pytest.raises(JobError, match="of the installed package zoo_of_losses; expected"):
+            load({**JOB, "loss": "zoo_of_losses.loss"})
+        assert "zoo_of_losses" not in sys.modules
+
+    @pytest.mark.parametrize(
+        "how", [{"requires": "hpcfl>=0.2"}, {"requires": "hpcfl"}, {"folder": "src"}]
+    )
+    def test_ones_own_is_taken(self, install, how):
+        install(name := f"own_losses_{len(str(how))}", **how)
+        assert load({**JOB, "loss": f"{name}.loss"}).job.loss.of == f"{name}.loss"
+
+    def test_a_name_that_only_begins_so_is_not_hpcfl(self, install):
+        install("hpcfl_like", requires="hpcfl-tools")
+        with pytest.raises(JobError, match="of the installed package hpcfl_like"):
+            load({**JOB, "loss": "hpcfl_like.loss"})
+
+
+def test_a_class_has_the_base_and_comes_from_where_the_key_says():
+    accepts = Accepts(expected="an error", base=Exception, packages=("pydantic",))
+    accepts.require("a", type("Own", (Exception,), {"__module__": "__main__"}))
+    for found in (OSError, dict, type("Other", (Exception,), {"__module__": "numpy.linalg"})):
+        with pytest.raises(ValueError, match="expected an error"):
+            accepts.require("a", found)
