@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 
 from hpcfl.errors import StoreError
-from hpcfl.evaluation.score_names import DECIDING_SCORES, score_named
+from hpcfl.evaluation.run_score import deciding_scores
+from hpcfl.evaluation.score_names import score_named
 from hpcfl.io.checked_tensors import pack, unpack
 from hpcfl.types import Vector
 
@@ -45,7 +46,9 @@ class BestModel(NamedTuple):
         """
         try:
             tensors = unpack(content)
-            (name,) = set(tensors) & set(DECIDING_SCORES)
+            (name,) = set(tensors) & {
+                name for personal in (False, True) for name in deciding_scores(personal=personal)
+            }
             return cls(tensors["x"], int(tensors["round"]), name, float(tensors[name]))
         except (LookupError, ValueError, RuntimeError, OverflowError) as e:
             raise StoreError(
@@ -57,21 +60,28 @@ class Best:
     """Keeps the best model of a run; used on rank 0 alone."""
 
     def __init__(self) -> None:
-        self._rank = -math.inf
+        self._rank, self._name = -math.inf, ""
         self.content: bytes | None = None
         """The content of the file, or None before the first evaluation."""
 
-    def offer(self, round: int, scores: Mapping[str, float], x: Vector) -> None:
-        """Keep ``x``, the model after ``round`` rounds, if it is better than all before."""
-        name = next((name for name in DECIDING_SCORES if name in scores), None)
+    def offer(
+        self, round: int, scores: Mapping[str, float], x: Vector, *, personal: bool = False
+    ) -> None:
+        """Keep ``x``, the model after ``round`` rounds, if it is better than all before.
+
+        ``personal``: whether the run counts by the scores of the clients' own models.
+        """
+        decide = deciding_scores(personal=personal)
+        name = next((name for name in decide if name in scores), None)
         if name is None:  # nothing was tested: all labels are padding
             return
-        loss = scores.get(f"{name.partition('_')[0]}_loss", 0.0)
+        loss = scores.get(name.replace("accuracy", "loss"), 0.0)
         if not math.isfinite(loss):  # its accuracy is that of outputs that are not numbers
             return
         found = BestModel(x.detach().cpu(), round, name, scores[name])
-        if found.rank > self._rank:  # the first of equals is kept
-            self._rank, self.content = found.rank, found.pack()
+        # The first of equals is kept; one that another score chose, before a resume, is not.
+        if found.rank > self._rank or name != self._name:
+            self._rank, self._name, self.content = found.rank, name, found.pack()
 
     def restore(self, content: bytes | None, path: Path) -> None:
         """Continue with the best model of a checkpoint.
@@ -83,6 +93,7 @@ class Best:
         Raises:
             StoreError: it is damaged.
         """
-        self.content, self._rank = content, -math.inf
+        self.content, self._rank, self._name = content, -math.inf, ""
         if content is not None:
-            self._rank = BestModel.unpack(content, path).rank
+            found = BestModel.unpack(content, path)
+            self._rank, self._name = found.rank, found.name

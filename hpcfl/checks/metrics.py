@@ -1,6 +1,6 @@
 """Check the scores that a job asks for, and the user's own metrics on a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -10,6 +10,7 @@ from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.evaluation.config import Stop, metric_name
 from hpcfl.evaluation.metrics import TOP
+from hpcfl.evaluation.run_score import is_of_x
 from hpcfl.evaluation.score_names import score_named
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.job.registry import suggestion
@@ -21,8 +22,11 @@ from hpcfl.user_code.names import short_name
 TESTED = 8  # test examples
 
 
-def check_scores(components: Components) -> None:
+def check_scores(components: Components) -> tuple[str, ...]:
     """Check that the data and the algorithm allow the scores of the section ``evaluate``.
+
+    Returns:
+        Lines for the user about the models and the examples that the run's score is of.
 
     Raises:
         JobError: they do not.
@@ -48,11 +52,37 @@ def check_scores(components: Components) -> None:
         )
     if components.job.stop is not None:
         _check_stop(components, components.job.stop)
-    tests, validated = dataset.test, components.split.validation is not None
-    if evaluate.best and not validated and (tests is None or not len(tests.labels)):
+    if evaluate.best and not components.scores:
         raise JobError(
             "evaluate.best: this data has no test set for the comparison; remove it, or set "
             "data.validation"
+        )
+    return tuple(_notes(components))
+
+
+def _notes(components: Components) -> Iterator[str]:
+    """Which model the score of the run is of, if the method makes models of the clients' own."""
+    own, (by, *_) = components.own_models, (*components.scores, "no score")
+    if own is None:
+        return
+    if not components.counts_own_models:
+        yield (
+            f"the clients' own models are not scored: the run counts by {by}, of x alone"
+            f"{own.of_x}; set data.holdout and evaluate.personal=true"
+        )
+        return
+    kept = ", which evaluate.best keeps," if components.job.evaluate.best else ""
+    rest = f"; other scores are of x{kept}{own.of_x}" if kept or own.of_x else ""
+    yield f"the run counts by {by}, of the clients' own models{rest}"
+    if own.tested_on == "train":
+        yield (
+            "the clients' own models are tested on their training examples, which they know by "
+            "heart; set data.holdout"
+        )
+    if components.job.data.keeps_clients:
+        yield (
+            "the clients' own models have no validation scores, as data.validation keeps clients "
+            "that do not train; set data.validation.of=examples"
         )
 
 
@@ -62,7 +92,7 @@ def _check_stop(components: Components, stop: Stop) -> None:
     Raises:
         JobError: the job does not compute it, or only after the last round.
     """
-    evaluate, dataset = components.job.evaluate, components.dataset
+    evaluate, dataset, models = components.job.evaluate, components.dataset, components.own_models
     if evaluate.every is None:
         raise JobError(
             "stop: evaluate.every is absent, so only the last round is evaluated; set "
@@ -82,6 +112,8 @@ def _check_stop(components: Components, stop: Stop) -> None:
     known += ["train_objective"] if evaluate.train else []
     known += ["personal_loss"] if evaluate.personal else []
     known += ["personal_accuracy"] if evaluate.personal and classes else []
+    if evaluate.personal and components.split.own_validation is not None:
+        known += ["personal_validation_loss", *["personal_validation_accuracy"] * bool(classes)]
     asked = {
         "client": evaluate.clients,
         "local_model": evaluate.local_models,
@@ -92,6 +124,14 @@ def _check_stop(components: Components, stop: Stop) -> None:
         known += [f"{whose}_accuracy_{end}" for end in ends if classes]
         ends = ("mean", "std", "lowest_decile", "highest_decile")
         known += [f"{whose}_{metric}_{end}" for metric in own for end in ends]
+    if stop.metric is None:
+        raise JobError("stop: this data has no test set, so the run has no score; set stop.metric")
+    if models is not None and models.x == "not trained" and is_of_x(stop.metric):
+        raise JobError(
+            f"stop.metric: found {stop.metric}, of x{models.of_x}; expected a score of the "
+            "clients' own models, such as personal_loss, which data.holdout and "
+            "evaluate.personal=true give"
+        )
     if stop.metric not in known:
         raise JobError(
             f"stop.metric: found {stop.metric}, expected a score that the job computes: "

@@ -77,8 +77,7 @@ def check_batches_of_one(trial: Trial) -> None:
     components, (batch, *_) = trial.components, trial.batches.values()
     if not normalises_batches(components.model):
         return
-    tuning = components.job.evaluate.personal
-    alone = components.clients.with_batch_of_one(0 if isinstance(tuning, bool) else tuning.steps)
+    alone = components.clients.with_batch_of_one(components.tuning_steps)
     if alone is None:
         return
     one = Batch(*(leaf[:1] for leaf in batch))

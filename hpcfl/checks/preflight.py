@@ -56,9 +56,9 @@ def check_sizes(components: Components) -> tuple[str, ...]:
     """
     check_normalization(components)
     check_server_memory(components)
-    check_scores(components)
+    notes = check_scores(components)
     check_range(components)
-    return check_features(components)
+    return (*notes, *check_features(components))
 
 
 def check_classes(components: Components) -> tuple[str, ...]:

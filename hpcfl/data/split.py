@@ -51,6 +51,8 @@ class Split(NamedTuple):
     """The number of clients that are kept for validation."""
     notes: tuple[str, ...] = ()
     """Lines for the user about the partition."""
+    own_validation: Sequence[ExampleRows] | None = None
+    """Those of ``validation`` that each client that trains keeps; None where clients are kept."""
 
     @property
     def note(self) -> str:
@@ -140,7 +142,7 @@ def split_examples(config: DataConfig, dataset: Dataset, seed: int) -> Split:
     if not config.keeps_clients:
         own = seed if config.validation.seed is None else config.validation.seed
         rows, kept = hold_out(rows, config.validation.share, own, "validation")
-        return Split(rows, held, _sorted(kept), None, notes=notes)
+        return Split(rows, held, _sorted(kept), None, own_validation=kept, notes=notes)
     drawn = draw_validation_clients(config.validation, len(rows), seed)
     train = np.setdiff1d(np.arange(len(rows)), drawn)
     validation = _sorted([part[client] for part in (rows, held) if part for client in drawn])

@@ -20,7 +20,10 @@ at least one.
 
 ``personal_accuracy`` and ``personal_loss`` (``evaluate.personal``): each client's own model on the
 same examples, over all of them together; ``personal_accuracy_mean`` and its kind, over all clients
-that have such examples.  A client that never took part has its first state, and so a model.  With
+that have such examples.  ``personal_validation_accuracy`` and ``personal_validation_loss``: on
+those of its examples that ``data.validation`` keeps.  Where the method makes such models, these are
+the scores that the run counts by (``hpcfl.evaluation.run_score``).
+A client that never took part has its first state, and so a model.  With
 ``evaluate.personal.steps`` it is scored after so many local steps, which nothing else sees.
 
 Metrics of the user's (``evaluate.metrics``, ``hpcfl.evaluation.user_metrics``): ``test_NAME`` and

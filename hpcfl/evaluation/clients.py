@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -82,18 +83,41 @@ class Clients:
     def personal_scores(
         self, meter: Meter, x: Vector, round: int, comm: Comm, rows: ClientRows | None
     ) -> dict[str, float]:
-        """Collective: the scores of each client's own model, beside ``x``, on its own data."""
-        models = iter(self.personal_models(self._tested, x, round))
-        sums = meter.of_clients(self._tested, lambda _: next(models), self.pool.testing)
+        """Collective: the scores of each client's own model, beside ``x``, on its own data.
+
+        A model is made once for both: what it is tested on, and what the client keeps for
+        validation.
+        """
+        pool, sets = self.pool, {"personal": (self.pool.tests_of, self.pool.testing)}
+        if pool.validates:
+            sets["personal_validation"] = (pool.validations_of, pool.validating)
+        places = {
+            client: [(client, name) for name, (count, _) in sets.items() if count(client)]
+            for client in self.owned
+        }
+        clients = [client for client, own in places.items() if own]
+        made = zip(clients, self.personal_models(clients, x, round), strict=True)
+        models = (model for client, model in made for _ in places[client])
+        found = meter.of_clients(
+            [place for own in places.values() for place in own],
+            lambda _: next(models),
+            lambda place: sets[place[1]][1](place[0]),
+        )
         keys = ("loss", "examples", "correct", "scored")[: 4 if meter.classifies else 2]
-        terms = [[own[key] for own in sums.values()] for key in keys]
-        whole = dict(zip(keys, exact_sums(comm, terms, x.device), strict=True))
-        scores = {}
-        if whole["examples"]:
-            scores["personal_loss"] = whole["loss"] / whole["examples"]
-        if whole.get("scored"):
-            scores["personal_accuracy"] = whole["correct"] / whole["scored"]
-        return scores | self._summaries("personal", sums, meter, comm, x.device, rows)[0]
+        terms = [
+            [sums[key] for (_, of), sums in found.items() if of == name]
+            for name in sets
+            for key in keys
+        ]
+        totals, scores = iter(exact_sums(comm, terms, x.device)), dict[str, float]()
+        for name in sets:
+            whole = dict(zip(keys, islice(totals, len(keys)), strict=True))
+            if whole["examples"]:
+                scores[f"{name}_loss"] = whole["loss"] / whole["examples"]
+            if whole.get("scored"):
+                scores[f"{name}_accuracy"] = whole["correct"] / whole["scored"]
+        tested = {client: sums for (client, name), sums in found.items() if name == "personal"}
+        return scores | self._summaries("personal", tested, meter, comm, x.device, rows)[0]
 
     def _summaries(
         self,

@@ -39,15 +39,17 @@ class Evaluate(Section):
     ``table`` the scores of each client are also in the run's ``clients.csv``."""
     local_models: bool = False
     """Evaluate each client's last local model on the same, too, if the algorithm keeps it."""
-    personal: bool | FineTuning = False
-    """Evaluate each client's own model on the same, too, if the algorithm makes one; with
-    ``{steps: k}`` after k local steps more, from the global model if it makes none."""
+    personal: bool | FineTuning | None = None
+    """Evaluate each client's own model on the same and on its validation data, too, which is then
+    the score of the run; with ``{steps: k}`` after k local steps more, from the global model if the
+    algorithm makes none; when absent, if it makes one, and clients have examples for it that they
+    do not train on."""
     metrics: tuple[DottedPath, ...] = ()
     """Metrics of your own, by their dotted paths: on the test set, the validation data, and with
     ``clients``, ``local_models`` and ``personal`` on each client's examples."""
     best: bool = False
-    """Keep the model of the best evaluated round: on the validation data of ``data.validation``,
-    else on the test set."""
+    """Keep the model x of the best evaluated round, by the score of the run: on the validation data
+    of ``data.validation``, else on test examples."""
 
     def __post_init__(self) -> None:
         names = [metric_name(path) for path in self.metrics]
@@ -78,8 +80,8 @@ class Evaluate(Section):
 class Stop(Section):
     """When a run ends before its last round, by a score; ``target``, ``patience`` or both."""
 
-    metric: str
-    """The score, by its key in the log."""
+    metric: str | None = None
+    """The score, by its key in the log; that of the run when absent, on validation data if any."""
     target: float | None = None
     """End at the first evaluation that is as good."""
     patience: Count | None = None
@@ -90,6 +92,10 @@ class Stop(Section):
     def __post_init__(self) -> None:
         if self.target is None and self.patience is None:
             raise ValueError("target: missing; give target, patience or both")
+        if self.metric is None:
+            if self.better is not None:
+                raise ValueError(f"better: found {self.better} without a metric; remove it")
+            return
         known = SCORES[self.metric].better if self.metric in SCORES else None
         if known is not None and self.better not in (None, known):
             raise ValueError(f"better: found {self.better}, but {self.metric} is better {known}")

@@ -107,11 +107,12 @@ def _initial(log: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _threshold(log: Sequence[Mapping[str, Any]], guess: float) -> float:
-    """How many times the loss of guessing a loss must be, given the newest test accuracy."""
-    key = "test_accuracy"
-    newest = next((line[key] for line in reversed(log) if line.get(key) is not None), None)
+    """How many times the loss of guessing a loss must be, given the newest accuracies."""
+    keys = ("test_accuracy", "personal_accuracy")  # x of some methods is not trained
+    known = ([line[k] for k in keys if line.get(k) is not None] for line in reversed(log))
+    newest = next(filter(None, known), None)
     if newest is None:
         return FACTOR
     chance = math.exp(-guess)  # guess: ln(classes)
-    learned = float(newest) > chance + LEARNED * (1 - chance)
+    learned = max(map(float, newest)) > chance + LEARNED * (1 - chance)
     return ABSURD if learned else UNLEARNED

@@ -8,6 +8,7 @@ with the next batch meanwhile.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from hpcfl.evaluation.user_metrics import Score, UserMetric
 from hpcfl.local.step import Gradient
 from hpcfl.types import Batch, LossName, Vector
 
+Place = TypeVar("Place")
 READ_CLIENTS = 1024  # whose sums the host reads at once, and which are on the device till then
 
 
@@ -61,13 +63,16 @@ class Meter:
 
     def of_clients(
         self,
-        clients: Sequence[int],
-        model: Callable[[int], Vector | None],
-        batches: Callable[[int], Iterable[Batch]],
+        clients: Sequence[Place],
+        model: Callable[[Place], Vector | None],
+        batches: Callable[[Place], Iterable[Batch]],
         *,
         metrics: bool = True,
-    ) -> dict[int, dict[str, float]]:
-        """For each client that has a model, its sums over all batches; empty without batches."""
+    ) -> dict[Place, dict[str, float]]:
+        """For each client that has a model, its sums over all batches; empty without batches.
+
+        Models are asked for in turn; a client with several sets of examples has a place for each.
+        """
         found = {}
         for begin in range(0, len(clients), READ_CLIENTS):
             rows = {}

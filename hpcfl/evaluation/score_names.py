@@ -36,6 +36,8 @@ SCORES: Mapping[str, Score] = {
         Score("local_model_accuracy_worst_decile", "worst\ndecile"),
         Score("personal_accuracy", "personal"),
         Score("personal_loss", "personal\nloss", "lower", percent=False),
+        Score("personal_validation_accuracy", "personal\nvalidation"),
+        Score("personal_validation_loss", "personal\nval. loss", "lower", percent=False),
         Score("personal_accuracy_mean", "personal\nmean"),
         Score("personal_accuracy_worst_decile", "worst\ndecile"),
         Score("epsilon", "epsilon", "lower", percent=False),
@@ -49,12 +51,6 @@ SCORES: Mapping[str, Score] = {
     )
 }
 """By their keys in the log."""
-
-DECIDING_SCORES = ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")
-"""The best model of a run is chosen by the first of these that it has.
-
-Where there is validation data, the test set takes no part in the choice.
-"""
 
 METRIC_KEYS = (
     "test_{}",

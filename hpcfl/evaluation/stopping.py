@@ -11,10 +11,12 @@ class StopRule:
     """Decides after each evaluation whether the run ends.
 
     Args:
-        config: the ``stop`` section.
+        config: the ``stop`` section, whose metric is resolved.
     """
 
     def __init__(self, config: Stop) -> None:
+        if config.metric is None:
+            raise ValueError("the default metric is not resolved yet")
         self._config, self.metric = config, config.metric
         better = score_named(config.metric).better or config.better
         self._sign = -1.0 if better == "lower" else 1.0
@@ -38,7 +40,7 @@ class StopRule:
 
     def offer(self, round: int, scores: Mapping[str, float]) -> None:
         """Take the scores after ``round`` rounds; an evaluation without the metric is left out."""
-        name, target, patience = self._config.metric, self._config.target, self._config.patience
+        name, target, patience = self.metric, self._config.target, self._config.patience
         self.reason = ""
         if name not in scores:
             return

@@ -217,6 +217,11 @@ class LoadedJob:
     notes: tuple[str, ...] = ()
     """Lines for the user about the job, such as old names of keys."""
 
+    def changed(self, section: str, **values: Any) -> "LoadedJob":
+        """This job with other values of a section, which are not checked."""
+        job = replace(self.job, **{section: replace(getattr(self.job, section), **values)})
+        return replace(self, job=job, tree={**self.tree, section: self.tree[section] | values})
+
 
 JobSource = str | Path | Mapping[str, Any]
 """A job file, the name of a packaged job, the record of a run, or a mapping as in a file."""

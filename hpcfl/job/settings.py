@@ -30,6 +30,8 @@ WITHOUT_EFFECT = (
 # A report takes jobs that differ in these as equal, too: they say where a run is computed.  Not all
 # of them may change at a resume, as some change the last bits of the model.
 _PLACEMENT = ("store.kind", "store.dir", "store.cache_gib", "threads", "device")
+OF_SCORES = ("evaluate.personal", "stop.metric")
+"""Keys whose defaults follow from the method and the data, and which a run's job.yaml has."""
 _LONG = 24  # characters of a value
 _SHOWN = 3  # names of a list
 

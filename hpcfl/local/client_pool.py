@@ -44,6 +44,8 @@ class ClientData(NamedTuple):
     rows: Sequence[ExampleRows]
     """The training examples of each client."""
     tests: ClientTests
+    validation: Sequence[ExampleRows] | None = None
+    """Those of its training examples that each keeps for validation; None if none does."""
 
 
 class ClientPool:
@@ -75,7 +77,7 @@ class ClientPool:
         full_batch: int,
         count_labels: int | None = None,
     ) -> None:
-        dataset, self._rows, self._tests = data
+        dataset, self._rows, self._tests, self._validation = data
         train = resident(dataset.train, device, mapped=dataset.mapped)
         self.train_source = example_source(train, data.rows, device)
         """Of the training examples, which are on the device where they fit."""
@@ -347,6 +349,22 @@ class ClientPool:
     def tests_of(self, client: int) -> int:
         """The number of examples that ``client`` is scored on."""
         return len(self._tests.rows[client])
+
+    @property
+    def validates(self) -> bool:
+        """Whether clients have validation data of their own."""
+        return self._validation is not None
+
+    def validating(self, client: int) -> Iterator[Batch]:
+        """The validation examples of ``client``."""
+        return self._stream(client, self.train_source, self._validation_rows(client))
+
+    def validations_of(self, client: int) -> int:
+        """The number of validation examples of ``client``."""
+        return len(self._validation_rows(client))
+
+    def _validation_rows(self, client: int) -> ExampleRows:
+        return self._rows[client][:0] if self._validation is None else self._validation[client]
 
     @property
     def tested_on(self) -> Literal["holdout", "test", "train"]:

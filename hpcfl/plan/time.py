@@ -224,6 +224,8 @@ def _evaluated(components: Components) -> int:
         count += sum(map(len, components.rows))
     if evaluate.clients and data != "train":
         count += own
+    if evaluate.personal:
+        count += sum(map(len, components.split.own_validation or ()))
     return count + own * (evaluate.local_models + bool(evaluate.personal))
 
 

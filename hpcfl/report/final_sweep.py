@@ -21,6 +21,7 @@ from hpcfl.run_dir.load_run import load_run
 
 _Points = dict[str, dict[str, Any]]  # values by dotted keys, by the labels of points
 _Axes = dict[str, _Points]
+_VALIDATED = ("validation_", "personal_validation_")  # begin the keys of scores
 _CLASS = ("name", "kind")  # of a section: its other keys are those of the class
 
 
@@ -143,7 +144,8 @@ def _for_all_data(loaded: LoadedJob) -> dict[str, Any]:
     """
     tree: dict[str, Any] = plain(loaded.tree)
     tree["data"]["validation"] = None
-    if loaded.job.stop is not None and loaded.job.stop.metric.startswith("validation_"):
+    stop = loaded.job.stop
+    if stop is not None and (stop.metric or "").startswith(_VALIDATED):
         tree["stop"] = None
     algorithm, population = loaded.job.algorithm, loaded.job.data.population
     for field in fields(algorithm):

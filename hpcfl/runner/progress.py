@@ -126,9 +126,10 @@ class _Bar(_Paced):
     """A bar for the whole run, drawn by ``round`` itself: a thread would disturb MPI's."""
 
     def __init__(
-        self, job_name: str, rounds: int, start: int, console: Console, clock: Clock
+        self, job_name: str, rounds: int, start: int, console: Console, clock: Clock, key: str
     ) -> None:
         super().__init__(job_name, rounds, start, console.file, clock, DRAW_S)
+        self._key = key
         self._accuracy = ""  # of the newest evaluation
         self._bar = RichProgress(
             TextColumn("{task.description}", markup=False),
@@ -156,8 +157,9 @@ class _Bar(_Paced):
 
     def _show(self, round: int, record: Record, elapsed: float) -> None:
         loss = f"loss {record['train_loss']:.4g}" if "train_loss" in record else ""
-        if "test_accuracy" in record:
-            self._accuracy = f"acc {record['test_accuracy']:.4f}"
+        if self._key in record:
+            kind = "personal " if self._key.startswith("personal_") else ""
+            self._accuracy = f"{kind}acc {record[self._key]:.4f}"
         parts = [loss, self._accuracy, self._pace(round, elapsed).lstrip()]
         status = "  ".join(part for part in parts if part)
         self._bar.update(self._task, completed=round, status=status, refresh=True)
@@ -171,6 +173,7 @@ def open_progress(
     *,
     stream: IO[str] | None = None,
     clock: Clock = time.monotonic,
+    accuracy: str = "test_accuracy",
 ) -> Progress:
     """Make the progress of a run, a context manager.
 
@@ -184,11 +187,12 @@ def open_progress(
         rank: of this process; only rank 0 prints.
         stream: where to print; None: standard error.
         clock: a monotonic clock, in seconds.
+        accuracy: the key in the log of the accuracy in a bar.
     """
     if rank != 0:
         return Progress()
     stream = until_unread(sys.stderr if stream is None else stream)
     console, job_name = Console(file=stream), one_line(job_name)
     if has_bars(console) or (console.is_jupyter and installed("ipywidgets")):
-        return _Bar(job_name, rounds, start, console, clock)
+        return _Bar(job_name, rounds, start, console, clock, accuracy)
     return _Lines(job_name, rounds, start, stream, clock, LINE_S)

@@ -8,6 +8,7 @@ import numpy as np
 from hpcfl.engine.loop import run_rounds as run_engine
 from hpcfl.engine.timing import SIMULATED
 from hpcfl.errors import StoreError
+from hpcfl.evaluation.run_score import score_key
 from hpcfl.io.atomic import write_errors
 from hpcfl.run_dir.log import NOTHING, LogReader
 from hpcfl.runner.progress import Progress, open_progress
@@ -37,9 +38,10 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
         reason = reason or session.stop.reason
     session.ended = EarlyEnd(done, reason) if reason else None
     finished = done == job.rounds or session.ended is not None
-    gradient = components.gradient()
+    gradient, name = components.gradient(), session.folder.root.name
+    accuracy = score_key("accuracy", "test", personal=components.counts_own_models)
     with (
-        open_progress(session.folder.root.name, job.rounds, done, comm.rank) as progress,
+        open_progress(name, job.rounds, done, comm.rank, accuracy=accuracy) as progress,
         record_outcomes(session, done),
         session.recording(gradient, progress, NOTHING.after(point.log)),
     ):

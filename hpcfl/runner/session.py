@@ -180,7 +180,8 @@ class RankSession:
         if self.stop is not None:
             self.stop.offer(round, scores)
         if self.components.job.evaluate.best and self.comm.rank == 0:
-            self.checkpointer.best.offer(round, scores, x)
+            personal = self.components.counts_own_models
+            self.checkpointer.best.offer(round, scores, x, personal=personal)
         if self._accountant is None or self._accountant.why_none:
             return scores
         return {**scores, "epsilon": self._accountant.epsilon(round)}
@@ -248,6 +249,8 @@ class RankSession:
             parts.append(f"epsilon is not in the log: {why}")
         if unscored:
             parts.append("held-out examples are not scored: evaluate.clients=true does")
-        if job.evaluate.best and components.split.validation is None:
-            parts.append("evaluate.best chooses on the test set: data.validation keeps nothing")
+        if job.evaluate.best and not any("validation" in key for key in components.scores):
+            own = components.own_models if components.counts_own_models else None
+            where = "the test set" if own is None else own.examples
+            parts.append(f"evaluate.best chooses on {where}: data.validation keeps nothing")
         return "; ".join(parts)

@@ -24,7 +24,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import Split, split_examples, tests_of_clients
 from hpcfl.engine.diagnostics import Observer
-from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round, traffic
+from hpcfl.engine.dry_round import FullGradient, RoundSchema, dry_round, nbytes, traffic
 from hpcfl.engine.hook_rules import hook_advice
 from hpcfl.engine.run import Choice, Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.statistics import (
@@ -37,6 +37,7 @@ from hpcfl.engine.statistics import (
 from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.evaluation.measure import Meter
+from hpcfl.evaluation.run_score import OwnModels, Trained, deciding_scores
 from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
 from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.client_states import ClientStates
@@ -153,11 +154,44 @@ class Components:
         """The number of clients that have examples to be scored on."""
         return sum(len(own) > 0 for own in self.client_tests.rows)
 
+    @property
+    def own_models(self) -> OwnModels | None:
+        """What is known of the clients' own models; None of a method that makes none.
+
+        What no message or no upload has of x is not trained: FedPer's bytes, or local training's.
+        """
+        algorithm = self.algorithm
+        if not algorithm.has_personal_models:
+            return None
+        bytes_, whole = traffic(algorithm, self.schema), nbytes(self.x0)
+        if isinstance(algorithm, WithStatistics):
+            whole += nbytes(algorithm.initial)
+        trained: Trained = "trained" if bytes_.down >= whole else "partly trained"
+        return OwnModels(self.client_tests.data, trained if min(bytes_) else "not trained")
+
+    @property
+    def counts_own_models(self) -> bool:
+        """Whether the score of the run is that of the clients' own models."""
+        return self.algorithm.has_personal_models and bool(self.job.evaluate.personal)
+
+    @property
+    def scores(self) -> Sequence[str]:
+        """Those that the run may count by, of its examples and labels, the preferred one first."""
+        personal, test, rows = self.counts_own_models, self.dataset.test, self.split.validation
+        validated = rows is not None and (self.split.own_validation is not None or not personal)
+        tested = self.tested_clients > 0 if personal else test is not None and len(test.labels) > 0
+        return [
+            key
+            for key in deciding_scores(personal=personal)
+            if (validated if "validation" in key else tested)
+            and (self.dataset.classes or not key.endswith("accuracy"))
+        ]
+
     @cached_property
     def clients(self) -> ClientPool:
         """The clients, over one copy of the data on the device."""
         return ClientPool(
-            ClientData(self.dataset, self.rows, self.client_tests),
+            ClientData(self.dataset, self.rows, self.client_tests, self.split.own_validation),
             self.job.local,
             local_lr=self.job.local_lr,
             seed=self.job.seed,
@@ -304,7 +338,7 @@ class Components:
     def tuning_steps(self) -> int:
         """``evaluate.personal.steps``; 0 where there are none."""
         asked = self.job.evaluate.personal
-        return 0 if isinstance(asked, bool) else asked.steps
+        return 0 if asked is None or isinstance(asked, bool) else asked.steps
 
     def fine_tuning(self, gradient: Gradient) -> Executor | None:
         """The executor of the job's kind that trains before personal scores; None without steps."""
@@ -532,7 +566,28 @@ def build_components(
         schema = dry_round(algorithm, x0.numel(), x0.dtype, descent)
         if carrying is not algorithm:
             schema = dry_round(carrying, x0.numel(), x0.dtype, descent)
-    return Components(loaded, dataset, split, model, x0, skipped, schema, device, statistics)
+    made = Components(loaded, dataset, split, model, x0, skipped, schema, device, statistics)
+    return _with_scores(made)
+
+
+def _with_scores(components: Components) -> Components:
+    """The same, where the job says whether it scores the clients' own models, and when it stops.
+
+    By default these are scored where clients have examples that they do not train on, and a run
+    stops by the score that it counts by.
+    """
+    loaded, validation = components.loaded, components.split.own_validation
+    if loaded.job.evaluate.personal is None:
+        asked = (
+            components.algorithm.has_personal_models
+            and (validation is not None or components.client_tests.data != "train")
+            and components.tested_clients > 0
+        )
+        loaded = loaded.changed("evaluate", personal=asked)
+    if loaded.job.stop is not None and loaded.job.stop.metric is None:
+        found = next(iter(replace(components, loaded=loaded).scores), None)
+        loaded = loaded.changed("stop", metric=found)
+    return replace(components, loaded=loaded)
 
 
 def build_run(

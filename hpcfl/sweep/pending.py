@@ -15,7 +15,7 @@ from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import PLACES, ending_fingerprint, is_mutable
-from hpcfl.job.settings import changed, flatten, some_of
+from hpcfl.job.settings import OF_SCORES, changed, flatten, some_of
 from hpcfl.job.yaml_file import as_override, as_shell_word, as_yaml, in_own_run, replace_kept
 from hpcfl.run_dir.branches import read_branches
 from hpcfl.run_dir.history import ended_early, last_outcome, recorded_code
@@ -173,6 +173,8 @@ def _settings(point: Point, folder: RunDir) -> tuple[dict[str, Any], dict[str, A
         # Defaults that were resolved from the data are unknown before it is loaded.
         unresolved = [key for key in now if key.startswith("algorithm.") and now[key] is None]
         now |= {key: before[key] for key in unresolved if key in before}
+    # A run has found the defaults of these before round 1.
+    now |= {key: before[key] for key in OF_SCORES if now.get(key, "") is None and key in before}
     if point.loaded.job.executor == "auto":  # the run has chosen one before round 1
         now |= {key: before[key] for key in ("executor", "block_size")}
     return before, now

@@ -66,6 +66,36 @@ def test_validation_is_what_chooses_where_there_is_any(tmp_path):
     assert (found.round, found.name, found.score) == (1, "validation_accuracy", 0.7)
 
 
+def test_the_clients_own_models_choose_where_the_run_counts_by_them(tmp_path):
+    """Round 1 has the best personal scores, round 2 those of x."""
+    best = Best()
+    for round, (personal, x) in enumerate([(0.2, 0.3), (0.7, 0.5), (0.6, 0.9)]):
+        scores = {"personal_accuracy": personal, "validation_accuracy": x, "test_accuracy": x}
+        best.offer(round, scores, torch.zeros(3), personal=True)
+    found = BestModel.unpack(best.content, tmp_path)
+    assert (found.round, found.name, found.score) == (1, "personal_accuracy", 0.7)
+
+
+def test_scores_of_different_models_are_not_compared(tmp_path):
+    """A run of an earlier version is resumed, whose best model was chosen by the test set."""
+    before, after = Best(), Best()
+    before.offer(1, {"test_accuracy": 0.9}, torch.zeros(3))
+    after.restore(before.content, tmp_path)
+    after.offer(2, {"personal_accuracy": 0.5, "test_accuracy": 0.9}, torch.ones(3), personal=True)
+    assert BestModel.unpack(after.content, tmp_path).round == 2
+
+
+def test_a_run_keeps_the_model_of_the_round_that_is_best_for_its_clients(tmp_path, job):
+    data = {**job["data"], "holdout": 0.25, "validation": {"share": 0.25}}
+    asked = {"name": "fedper", "personal": ["1.bias"]}
+    run = play(tmp_path, {**job, "data": data, "algorithm": asked})
+    scores = [record["personal_validation_accuracy"] for record in run.log]
+    found = load_file(best_of(run.path))
+    best = int(np.argmax(scores))
+    assert best != int(np.argmax([record["validation_accuracy"] for record in run.log]))
+    assert (found["round"], found["personal_validation_accuracy"]) == (best, scores[best])
+
+
 def test_the_highest_accuracy_the_first_of_equals(tmp_path):
     accuracies = [0.1, 0.5, 0.5, 0.25, 0.75]
     offers = [{"test_loss": 1.0 + k, "test_accuracy": a} for k, a in enumerate(accuracies)]

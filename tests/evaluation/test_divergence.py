@@ -47,6 +47,13 @@ HEALTHY = {
     "a small rate": (log([2.31, 2.29, 2.3, 2.32], initial=2.3, accuracy=0.09), TEN),
     "one-class clients, learnt at once": (log([0.05, 2.1, 3.9, 2.2, 4.1], accuracy=0.12), TEN),
     "one bad round among the last": (log([1.0] * 19 + [1e6]), TEN),
+    "clients learnt, x of theirs not": (
+        [
+            *log([2.3, 10.0, 9.0, 11.0], initial=2.3, accuracy=0.1)[:-1],
+            {"round": 4, "train_loss": 9.5, "test_accuracy": 0.1, "personal_accuracy": 0.97},
+        ],
+        TEN,
+    ),
     "a bad beginning": (log([1.4, 77, 8.4, *[2.2] * 9], initial=3.7, accuracy=0.1), TEN),
     "raw features, a rate as small as they need": (
         log([9e5 * 0.99**t for t in range(20)], initial=1e6),

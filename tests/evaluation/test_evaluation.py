@@ -16,6 +16,8 @@ from hpcfl.engine.timing import measured
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
+from hpcfl.job.schema import load
+from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.sequential import Sequential
 from hpcfl.plan.time import work
 from tests.algorithms.play import Problem, parts, play, read, states, tree
@@ -273,6 +275,97 @@ def test_personal_models(tmp_path, job, algorithm):
     assert run.log[2]["personal_accuracy_mean"] == near(np.mean(rate))
     assert run.log[2]["personal_accuracy_worst_decile"] == near(min(rate))
     assert run.log[3]["personal_loss"] == run.log[2]["personal_loss"]
+
+
+@pytest.mark.parametrize("algorithm", ["ditto", "fedper"])
+def test_personal_models_on_their_own_validation_data(tmp_path, job, algorithm):
+    """Clients 0 and 2 keep an example each; client 1 has but one, to train on.
+
+    Nobody asks for these scores: there are examples that the models are not trained on.
+    """
+    data = {**THREE.write(tmp_path), "validation": {"share": 0.3}}
+    settings = job(data=data, algorithm=algorithm)
+    run, components = play(tmp_path, settings), parts(tmp_path, settings)
+    kept = components.split.own_validation
+    assert [len(rows) for rows in kept] == [1, 0, 1]
+    first = np.mean([LOSSES[row] for rows in kept for row in rows])
+    assert run.log[0]["personal_validation_loss"] == near(first)
+    loss, right = 0.0, 0
+    for rows, state in zip(kept, states(run.path, components), strict=True):
+        outputs, labels = torch.tensor(X[rows]) * state[0], torch.tensor(Y[rows])
+        loss += float(torch.nn.functional.cross_entropy(outputs, labels, reduction="sum"))
+        right += int((outputs.argmax(1) == labels).sum())
+    assert run.log[1]["personal_validation_loss"] == near(loss / 2)
+    assert run.log[1]["personal_validation_accuracy"] == right / 2
+    assert run.log[1]["personal_validation_loss"] != run.log[1]["validation_loss"]
+
+
+def test_a_client_is_tuned_once_for_both_sets(tmp_path, job, monkeypatch):
+    """For its held-out examples and for its validation data."""
+    tuned, tune = [], ClientPool.task_apart
+    monkeypatch.setattr(
+        ClientPool, "task_apart", lambda pool, *task: tuned.append(task[0]) or tune(pool, *task)
+    )
+    data = {**THREE.write(tmp_path), "holdout": 0.25, "validation": {"share": 0.3}}
+    found = play(tmp_path, job(data=data, evaluate={"personal": {"steps": 2}})).log
+    assert tuned == [0, 2] * 2  # before and after the round
+    for line in found:
+        assert {"personal_loss", "personal_validation_loss"} <= set(line)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "data", "asked", "scored"),
+    [
+        ("ditto", {"holdout": 0.25}, {}, True),
+        ("ditto", {"validation": {"share": 0.3}}, {}, True),
+        ("ditto", {}, {}, False),  # the models know all examples by heart
+        ("ditto", {"holdout": 0.25}, {"personal": False}, False),
+        ("fedavg", {"holdout": 0.25}, {}, False),
+    ],
+)
+def test_the_clients_own_models_are_scored_by_default(
+    tmp_path, job, algorithm, data, asked, scored
+):
+    data = {**THREE.write(tmp_path), **data}
+    run = play(tmp_path, job(algorithm=algorithm, data=data, evaluate=asked))
+    assert ("personal_loss" in run.log[-1]) is scored
+    assert load(run.path / "job.yaml").job.evaluate.personal is scored
+    key = "personal_accuracy" if scored else "validation_accuracy"
+    assert run.accuracy == run.log[-1].get(key, run.log[-1].get("test_accuracy"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"data": {"holdout": 0.25}}, "the run counts by personal_accuracy, of the clients' own"),
+        ({"data": {}}, "the clients' own models are not scored: the run counts by no score, of x"),
+        ({"data": {"validation": {"share": 0.3}}}, "tested on their training examples, which"),
+        (
+            {"data": {"holdout": 0.25, "validation": {"share": 0.3, "of": "clients"}},
+             "cohort": {"kind": "uniform", "size": 1}},
+            "have no validation scores, as data.validation keeps clients that do not train",
+        ),
+    ],
+)  # fmt: skip
+def test_a_start_says_whose_score_counts(tmp_path, job, changes, told):
+    data = {**THREE.write(tmp_path), **changes.pop("data")}
+    described = parts(tmp_path, job(algorithm="fedper", data=data, **changes))
+    assert any(told in note for note in check_sizes(described))
+    assert not check_sizes(parts(tmp_path, job(data=data, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "trained"),
+    [
+        ({"name": "ditto"}, "trained"),
+        ({"name": "fedper", "personal": ["1.bias"]}, "partly trained"),
+        ({"name": "fedper", "personal": "all"}, "not trained"),
+        ({"name": "fedavg"}, None),
+    ],
+)
+def test_what_of_x_is_trained_follows_from_what_is_sent(tmp_path, algorithm, trained):
+    own = parts(tmp_path, tree(tmp_path, THREE, algorithm)).own_models
+    assert trained is None if own is None else own.x == trained
 
 
 @pytest.mark.parametrize("executor", ["sequential", "block"])

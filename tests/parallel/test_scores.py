@@ -125,6 +125,8 @@ def test_the_clients_own_models_have_theirs(alone):
     log = outcome(alone / "personal").log
     for score in ("loss", "accuracy", *(f"accuracy_{part}" for part in PARTS)):
         assert len({record[f"personal_{score}"] for record in log}) > 1, score
+    for score in ("loss", "accuracy"):
+        assert len({record[f"personal_validation_{score}"] for record in log}) > 1, score
 
 
 def test_the_table_has_every_client_of_every_evaluation(alone):

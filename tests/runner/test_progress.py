@@ -203,6 +203,17 @@ def test_ranks_under_mpirun_get_the_bar_when_the_environment_says_so(monkeypatch
     assert "10/10" in pipe.getvalue()
 
 
+def test_a_bar_has_the_accuracy_that_the_run_counts_by(monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    pipe = io.StringIO()
+    with open_progress("digits", 10, 0, 0, stream=pipe, accuracy="personal_accuracy") as progress:
+        progress.round(record(10, test_accuracy=0.1, personal_accuracy=0.9))
+    assert "personal acc 0.9000" in pipe.getvalue()
+
+
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_notebook_has_a_bar_where_it_has_widgets(monkeypatch, drawn):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)

@@ -5,6 +5,7 @@ import shutil
 import sys
 
 import pytest
+import yaml
 
 import hpcfl as api
 from hpcfl.evaluation.config import Stop
@@ -236,6 +237,35 @@ def test_only_the_last_round_is_evaluated(job, refused, tmp_path):
     stop = "stop={metric: test_loss, patience: 2}"
     line = refused("run", job, "evaluate.every=null", stop, "--out", tmp_path / "run")
     assert "stop: evaluate.every is absent, so only the last round is evaluated" in line
+
+
+LOCAL = ("algorithm={name: fedper, personal: all}", "data.holdout=0.25")
+
+
+def test_a_run_stops_by_default_by_the_score_that_it_counts_by(job, tmp_path, hpcfl):
+    """That of x never changes with local training alone: patience would end it after round 2."""
+    run, words = tmp_path / "run", ("rounds=9", "evaluate.every=1", "local.lr=0.003")
+    stop = "stop={patience: 2}"
+    assert hpcfl("run", "quickstart", *words, *LOCAL, stop, "--out", run).code == 0
+    lines = log(run)
+    assert len({line["test_loss"] for line in lines}) == 1
+    assert lines[-1]["round"] > 2
+    kept = yaml.safe_load((run / "job.yaml").read_text())["stop"]
+    assert kept["metric"] == "personal_accuracy"
+    validated = ("data.validation.share=0.25", "rounds=1")
+    for more, metric in ((LOCAL, "personal_validation_accuracy"), ((), "validation_accuracy")):
+        out = tmp_path / metric
+        words = ("evaluate.every=1", *validated, *more, stop)
+        assert hpcfl("run", job, *words, "--out", out).code == 0
+        assert yaml.safe_load((out / "job.yaml").read_text())["stop"]["metric"] == metric
+
+
+def test_a_score_of_an_x_that_is_not_trained_ends_no_run(job, refused, tmp_path):
+    words = ("evaluate.every=1", *LOCAL, "--out", tmp_path / "run")
+    line = refused("run", job, "stop={metric: test_loss, patience: 2}", *words)
+    assert "stop.metric: found test_loss, of x, which is not trained; expected a score of" in line
+    line = refused("run", job, "stop={better: higher, patience: 2}", *words)
+    assert "better: found higher without a metric" in line
 
 
 def ends(config, values):
