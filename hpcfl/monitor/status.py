@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hpcfl.comm.heartbeat import Heartbeat, read_newest, read_report
 from hpcfl.errors import DiskError, JobError, one_line
+from hpcfl.evaluation.run_score import Quantity
 from hpcfl.evaluation.score_names import SCORES
 from hpcfl.io.files import present, readable
 from hpcfl.io.threads import map_in_threads
@@ -259,8 +260,13 @@ def _time_left(run: RunRecord) -> timedelta | None:
 
 def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Its newest losses and accuracies, and its best."""
-    if run.personal:
-        yield "trains", "each client's own model, scored as personal; other scores are of x alone"
+    if own := run.own_models:
+        counted = (
+            "scored as personal; other scores are of x alone"
+            if run.personal
+            else "which is not scored; scores are of x alone"
+        )
+        yield "trains", f"each client's own model, {counted}{own.of_x}"
     losses = run.curve("train_loss")
     if losses:
         yield "train loss", f"{losses[-1][1]:.4g}"
@@ -273,13 +279,16 @@ def _scores(run: RunRecord) -> Iterator[tuple[str, str]]:
         if run.scores[key]:
             round, score = run.scores[key][-1]
             yield key, f"{score:.4g} after round {round}"
-    name: Literal["accuracy", "loss"] = "accuracy" if run.choice("accuracy") else "loss"
+    name: Quantity = "accuracy" if run.choice("accuracy") else "loss"
     chosen, tested = run.choice(name), run.best if name == "accuracy" else run.lowest
+    key = run.score_key(name, run.chosen_on).removeprefix("test_").replace("_", " ")
     if chosen and run.chosen_on == "test":
-        yield "best", f"{name} {chosen[1]:.4g} after round {chosen[0]}, chosen on the test set"
+        where = own.examples if own and run.personal else "the test set"
+        yield "best", f"{key} {chosen[1]:.4g} after round {chosen[0]}, chosen on {where}"
     elif chosen:
-        there = f", where the test {name} is {tested[1]:.4g}" if tested else ""
-        yield "best", f"validation {name} {chosen[1]:.4g} after round {chosen[0]}{there}"
+        test = run.score_key(name).replace("_", " ")
+        there = f", where the {test} is {tested[1]:.4g}" if tested else ""
+        yield "best", f"{key} {chosen[1]:.4g} after round {chosen[0]}{there}"
 
 
 def _worst_decile(run: RunRecord, key: str) -> str:

@@ -1,27 +1,33 @@
 """Keep the best of the settings of each method, a rate above all: ``hpcfl report --chosen``.
 
 Runs of one method and one set-up (``hpcfl.report.set_ups``: data, model, cohort, weights,
-precision) that differ in other settings are compared by their scores after the last round: on the
-validation data where every run has it, else on the test set, which a caption says.  A setting with
-an unfinished seed, or with fewer seeds than another that is finished, is not compared: the luck of
-few seeds would decide.
+precision) that differ in other settings are compared by their scores after the last round, those of
+the clients' own models where the method makes them: on the validation data where every run has it,
+else on the test set, which a caption says.  A setting with an unfinished seed, or with fewer seeds
+than another that is finished, is not compared: the luck of few seeds would decide.  Nor is one
+whose score is of an x that is not trained.
 """
 
 from collections.abc import Mapping, Sequence
 from math import isnan
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from hpcfl.errors import JobError
+from hpcfl.evaluation.run_score import Quantity
 from hpcfl.evaluation.score_names import score_named
 from hpcfl.report.columns import mean_and_std
 from hpcfl.report.grid import read_grid
-from hpcfl.report.groups import EXAMPLES, ComparedRuns
+from hpcfl.report.groups import ComparedRuns, x_mark
 from hpcfl.report.set_ups import method_names
 from hpcfl.run_dir.record import RunRecord
 
 _LEFT_OUT = (
     "jobs compared: those with a finite score of every seed, and with as many seeds as any other "
     "of these"
+)
+_UNTRAINED = (
+    "the clients' own models are not scored, and x is not trained, or not all of it: its jobs need "
+    "data.holdout or data.validation, and evaluate.personal=true"
 )
 
 
@@ -57,15 +63,15 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
         JobError: no finished run has a score.
     """
     compared = ComparedRuns.of(runs)
-    key, grid = _score(compared), read_grid(compared.runs)
-    higher = score_named(key).better == "higher"
+    quantity, grid = _quantity(compared), read_grid(compared.runs)
+    higher = score_named(quantity).better == "higher"
     titles = dict(zip(grid.columns, grid.titles(), strict=True))
     methods = method_names(compared.runs)
     found: dict[tuple[str, str], list[_Candidate]] = {}
     for (row, column), indices in grid.cells.items():
         several = titles[column].replace("\n", ", ") if len(grid.columns) > 1 else ""
         members = [compared.runs[index] for index in indices]
-        candidate = _Candidate(row.settings, members, _mean(members, key))
+        candidate = _Candidate(row.settings, members, _mean(members, quantity))
         found.setdefault((methods[indices[0]], several), []).append(candidate)
     kept: list[RunRecord] = []
     choices, settings, some_left_out = [], dict[tuple[str, str], Sequence[RunRecord]](), False
@@ -75,45 +81,75 @@ def choose_settings(runs: Sequence[RunRecord]) -> ChosenRuns:
         some_left_out |= len(known) < len(candidates)
         of = f"{len(known)} of {len(candidates)}" if len(known) < len(candidates) else len(known)
         if not known:
-            choices.append(f"{what}: none, no job has a finite score of every seed")
+            choices.append(f"{what}: none, {_why_none(candidates)}")
             continue
         best = max(known, key=lambda each: each.score if higher else -each.score)
         choices.append(f"{what}: {best.settings or 'as it is'} (of {of} job{'s' * (of != 1)})")
         chosen, settings[place] = {run.path for run in best.runs}, best.runs
         kept += [run for run in runs if run.path in chosen]
+    keys = dict.fromkeys(run.score_key(quantity, compared.on) for run in kept or compared.runs)
+    score = " or ".join(key.replace("_", " ") for key in keys)
     captions = [
-        f"settings: those with the {'highest' if higher else 'lowest'} {key.replace('_', ' ')} "
-        "after the last round, a mean over seeds",
+        f"settings: those with the {'highest' if higher else 'lowest'} {score} after the last "
+        "round, a mean over seeds",
         *([_LEFT_OUT] if some_left_out else []),
         *(compared.caption("settings") if compared.on == "test" else []),
     ]
-    note = f"settings chosen on {EXAMPLES[compared.on]}"
+    note = f"settings chosen on {compared.examples}"
     return ChosenRuns(kept, captions, choices, note, settings)
 
 
-def _score(compared: ComparedRuns) -> str:
-    """The key of the log that these runs are compared by.
+def _quantity(compared: ComparedRuns) -> Quantity:
+    """The score that these runs are compared by.
 
     Raises:
         JobError: no finished run has one.
     """
-    for name in ("accuracy", "loss"):
-        key = f"{compared.on}_{name}"
-        if any(run.finished and run.scores[key] for run in compared.runs):
-            return key
-    raise JobError(
-        f"{compared.runs[0].path}: no finished run has a test or validation score to choose by; "
-        "report without --chosen"
-    )
+    for quantity in get_args(Quantity):
+        if any(
+            run.finished and run.scores[run.score_key(quantity, compared.on)]
+            for run in compared.runs
+            if not _is_untrained(run)
+        ):
+            found: Quantity = quantity
+            return found
+    why = "no finished run has a test or validation score to choose by"
+    if all(map(_is_untrained, compared.runs)):
+        why = _UNTRAINED
+    raise JobError(f"{compared.runs[0].path}: {why}; report without --chosen")
 
 
-def _mean(runs: Sequence[RunRecord], key: str) -> float:
-    known = [value for run in runs if run.finished and (value := run.last(key)) is not None]
+def _mean(runs: Sequence[RunRecord], quantity: Quantity) -> float:
+    known = [
+        value
+        for run in runs
+        if run.finished
+        and not _is_untrained(run)
+        # The runs of a report are compared on the same examples.
+        and (value := run.last(run.score_key(quantity, run.chosen_on))) is not None
+    ]
     return mean_and_std(known)[0] if len(known) == len(runs) else float("nan")
 
 
+def _is_untrained(run: RunRecord) -> bool:
+    """Whether it counts by an x that is not trained, or not all of it."""
+    return bool(x_mark(run)) and not run.personal
+
+
+def _why_none(candidates: Sequence[_Candidate]) -> str:
+    """Why none of a method's settings has a score to be chosen by."""
+    if all(_is_untrained(run) for candidate in candidates for run in candidate.runs):
+        return _UNTRAINED
+    return "no job has a finite score of every seed"
+
+
 def _comparable(candidates: Sequence[_Candidate]) -> list[_Candidate]:
-    """Those with a score of all their seeds, and with as many seeds as any other of these."""
+    """Those with a score of all their seeds, and with as many seeds as any other of these.
+
+    Where some count by the clients' own models, the others are not compared with them.
+    """
     known = [candidate for candidate in candidates if not isnan(candidate.score)]
+    if any(candidate.runs[0].personal for candidate in known):
+        known = [candidate for candidate in known if candidate.runs[0].personal]
     most = max((len(candidate.runs) for candidate in known), default=0)
     return [candidate for candidate in known if len(candidate.runs) == most]

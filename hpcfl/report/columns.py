@@ -7,8 +7,10 @@ from typing import Literal, NamedTuple
 
 from rich.filesize import decimal
 
+from hpcfl.evaluation.run_score import is_of_x
 from hpcfl.evaluation.score_names import SCORES, Score
 from hpcfl.job.settings import BRANCH
+from hpcfl.report.groups import score_mark, x_mark
 from hpcfl.report.table import Value
 from hpcfl.run_dir.record import RunRecord
 
@@ -37,11 +39,14 @@ class Column(NamedTuple):
     over_seeds: Literal["mean", "known", "same", "texts"] = "mean"
     """What runs have that differ in the seed alone: the mean over those that are finished, if each
     has a number; the mean over those that have one; all the same; or texts, which are joined."""
+    mark: Callable[[RunRecord], str] | None = None
+    """What stands behind the text of a run that has one."""
 
     def cell(self, run: RunRecord) -> str:
         """The text for a run; "-" where there is nothing."""
         value = self.value(run)
-        return value if isinstance(value, str) else spread([value], self.show)
+        text = value if isinstance(value, str) else spread([value], self.show)
+        return self._marked(text, run)
 
     def seeds_cell(self, runs: Sequence[RunRecord]) -> str:
         """The text for runs that differ in the seed alone."""
@@ -49,9 +54,10 @@ class Column(NamedTuple):
             return self.cell(runs[0])
         found = self._numbers(runs)
         if self.over_seeds == "mean":
-            return spread(found, self.show)
+            return self._marked(spread(found, self.show), runs[0])
         some = 0 < len(found) < len(runs)
-        return spread(found, self.show) + (seeds_note(len(found), len(runs)) if some else "")
+        text = self._marked(spread(found, self.show), runs[0])
+        return text + (seeds_note(len(found), len(runs)) if some else "")
 
     def seeds_values(self, runs: Sequence[RunRecord]) -> dict[str, Value]:
         """The values for runs that differ in the seed alone, by KEY, KEY_std and KEY_n.
@@ -72,6 +78,9 @@ class Column(NamedTuple):
         mean, std = mean_and_std(known) if complete else (None, None)
         count = {f"{self.key}_n": len(known)} if self.over_seeds == "known" else {}
         return {self.key: mean, f"{self.key}_std": std, **count}
+
+    def _marked(self, text: str, run: RunRecord) -> str:
+        return text if self.mark is None or text == "-" else text + self.mark(run)
 
     def _numbers(self, runs: Sequence[RunRecord]) -> list[float | None]:
         """Those that the mean over seeds is of; None where a finished run lacks its number."""
@@ -152,7 +161,8 @@ def _last(score: Score) -> Column:
     title, show = score.title, percent if score.percent else _DIGITS
     if title and score.percent:
         title += " %" if "\n" in title else "\n%"
-    return Column(title, score.key, lambda run: run.last(score.key), show)
+    mark = x_mark if is_of_x(score.key) else None
+    return Column(title, score.key, lambda run: run.last(score.key), show, mark=mark)
 
 
 ABOUT = (
@@ -163,23 +173,37 @@ ABOUT = (
     Column(None, "rounds_done", lambda run: run.done),
     Column(None, "state", lambda run: run.state),
     Column(None, "diverged", lambda run: int(run.diverged)),
+    Column(None, "score_of", lambda run: run.score_of, over_seeds="same"),
     Column(None, "chosen_on", lambda run: run.chosen_on, over_seeds="same"),
     Column(None, "branch", lambda run: run.settings.get(BRANCH)),
 )
 """What a run is; not a result of it."""
-BEST = Column("best\n%", "best_accuracy", lambda run: run.best[1] if run.best else None, percent)
-BEST_AT = Column("best\n% @round", None, _best_at)
+BEST = Column(
+    "best\n%",
+    "best_accuracy",
+    lambda run: run.best[1] if run.best else None,
+    percent,
+    mark=score_mark,
+)
+BEST_AT = Column("best\n% @round", None, _best_at, mark=score_mark)
 """In the place of BEST in a table of single runs."""
-MEAN_OF_LAST = Column("mean of\nlast %", None, _mean_of_last, percent)
+MEAN_OF_LAST = Column("mean of\nlast %", None, _mean_of_last, percent, mark=score_mark)
 """The mean over the rounds of ``evaluate.last``, for people; the next one is for programs."""
 MEAN_ACCURACY = Column(None, "mean_accuracy", lambda run: run.mean_accuracy)
 _OF_SCORE: Mapping[str, Sequence[Column]] = {
     "test_accuracy": (
+        Column(None, "accuracy", lambda run: run.last(run.score_key("accuracy"))),
         BEST,
         Column(None, "best_round", lambda run: run.best[0] if run.best else None),
         MEAN_OF_LAST,
         MEAN_ACCURACY,
-        Column("last\n100 %", "accuracy_last100", lambda run: run.accuracy_last100, percent),
+        Column(
+            "last\n100 %",
+            "accuracy_last100",
+            lambda run: run.accuracy_last100,
+            percent,
+            mark=score_mark,
+        ),
     ),
     "test_loss": (
         Column(None, "lowest_loss", lambda run: run.lowest[1] if run.lowest else None),

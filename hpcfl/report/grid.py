@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpcfl.job.settings import SEED, Settings, distinguishing_settings
-from hpcfl.report.groups import seed_groups
+from hpcfl.report.groups import compared_settings, seed_groups
 from hpcfl.report.published import set_up
 from hpcfl.report.set_ups import identities, method_names, set_up_labels, settings_of_set_ups
 from hpcfl.report.table import Value
@@ -116,7 +116,7 @@ def _shown(name: str, value: str, column: SetUp) -> str:
 
 def read_grid(runs: Sequence[RunRecord]) -> Grid:
     """Arrange runs; several jobs of one algorithm and set-up get a row each."""
-    jobs = [run.settings for run in runs]
+    jobs = list(map(compared_settings, runs))
     set_ups = _set_ups(runs)
     sharing: dict[tuple[str, SetUp], list[list[int]]] = {}
     for group in seed_groups(runs):

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_args
 
+from hpcfl.evaluation.run_score import ChosenOn, Quantity
 from hpcfl.job.settings import SEED, Settings, affects_results
-from hpcfl.run_dir.record import ChosenOn, RunRecord
+from hpcfl.run_dir.record import RunRecord
 
-EXAMPLES: dict[ChosenOn, str] = {"validation": "the validation data", "test": "the test set"}
-"""What runs are chosen on, in words."""
 # What it means for a mean over seeds that they differ in a key.
 _CONSEQUENCES = {
     "evaluate.every": "each best round was chosen among another number of rounds",
@@ -28,8 +27,8 @@ class ComparedRuns(NamedTuple):
     runs: Sequence[RunRecord]
     on: ChosenOn
     """The ``chosen_on`` of every run."""
-    lacking: int
-    """How many of the runs with scores have no validation scores."""
+    lacking: Sequence[RunRecord]
+    """Those of the runs with scores that have no validation scores."""
     scored: int
     """How many runs have scores."""
 
@@ -41,7 +40,7 @@ class ComparedRuns(NamedTuple):
         in the decision, as its log does not say whether it has validation data.
         """
         scored = [run for run in runs if _scored(run)]
-        lacking = sum(not run.validated for run in scored)
+        lacking = [run for run in scored if not run.validated]
         on: ChosenOn = "validation" if scored and not lacking else "test"
         return cls([replace(run, compared_on=on) for run in runs], on, lacking, len(scored))
 
@@ -49,17 +48,61 @@ class ComparedRuns(NamedTuple):
         """The caption, if any run has a score, that says on which examples it was chosen."""
         if not self.scored:
             return []
-        text = f"{chosen}: chosen on {EXAMPLES[self.on]}"
+        text, lacking = f"{chosen}: chosen on {self.examples}", len(self.lacking)
         if self.on == "validation":
             text += "; the test score there is shown"
-        elif self.lacking < self.scored:
-            has = "has" if self.lacking == 1 else "have"
-            text += f", as {self.lacking} of {self.scored} runs {has} no validation data"
+        elif lacking < self.scored:
+            has = "has" if lacking == 1 else "have"
+            of = any(run.personal for run in self.lacking)
+            what = "validation scores of the clients' own models" if of else "validation data"
+            text += f", as {lacking} of {self.scored} runs {has} no {what}"
         return [text]
+
+    @property
+    def examples(self) -> str:
+        """The examples that runs are chosen on, in words."""
+        if self.on == "validation":
+            return "the validation data"
+        owned = [run.own_models.examples for run in self.runs if run.own_models and run.personal]
+        whole = ["the test set"] * (len(owned) < len(self.runs))
+        return " or ".join(dict.fromkeys([*whole, *owned]))
 
 
 def _scored(run: RunRecord) -> bool:
-    return bool(run.scores["test_loss"] or run.scores["test_accuracy"] or run.validated)
+    tested = any(run.scores[run.score_key(quantity)] for quantity in get_args(Quantity))
+    return tested or run.validated
+
+
+PERSONAL, UNTRAINED = " p", " !"
+"""Behind a score of the clients' own models in a column of all methods, or of an x that is not
+trained."""
+
+
+def score_mark(run: RunRecord) -> str:
+    """The mark of the score that the run counts by; empty of a global model that is trained."""
+    if run.personal:
+        return PERSONAL
+    return x_mark(run)
+
+
+def x_mark(run: RunRecord) -> str:
+    """The mark of a score of x; empty where all of x is trained."""
+    return UNTRAINED if run.own_models and run.own_models.of_x else ""
+
+
+def score_captions(runs: Sequence[RunRecord]) -> list[str]:
+    """Captions that explain the marks, with the algorithms that have them."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if (own := run.own_models) is None:
+            continue
+        if run.personal:
+            text = f"{PERSONAL.strip()}: of the clients' own models, on {own.examples}"
+            found.setdefault(text, {})[run.algorithm] = None
+        if own.of_x:
+            text = f"{UNTRAINED.strip()}: of the global model x{own.of_x}"
+            found.setdefault(text, {})[run.algorithm] = None
+    return [f"{text}: {', '.join(algorithms)}" for text, algorithms in found.items()]
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
@@ -102,7 +145,15 @@ def seed_groups(runs: Sequence[RunRecord]) -> list[list[int]]:
     Of runs of one job and seed, such as a first try that was killed and another one, that with the
     most rounds stands for all.
     """
-    return group_by_seed([run.settings for run in runs], [run.done for run in runs])
+    return group_by_seed(list(map(compared_settings, runs)), [run.done for run in runs])
+
+
+def compared_settings(run: RunRecord) -> Settings:
+    """Its settings, and the model that it counts by, which is no setting that a round depends on.
+
+    Scores of the one and of the other model have no mean.
+    """
+    return {**run.settings, "score of": "personal" if run.personal else "global"}
 
 
 def seed_captions(runs: Sequence[RunRecord], groups: Sequence[Sequence[int]]) -> list[str]:

@@ -20,7 +20,14 @@ from hpcfl.report.comparison import (
     with_published,
 )
 from hpcfl.report.grid import Grid, Method, SetUp, read_grid
-from hpcfl.report.groups import diverged_note, run_captions, seed_captions
+from hpcfl.report.groups import (
+    diverged_note,
+    run_captions,
+    score_captions,
+    score_mark,
+    seed_captions,
+    x_mark,
+)
 from hpcfl.report.published import Published, find
 from hpcfl.report.rounds_to_target import BASELINE, Target, TargetRounds, target_rounds, with_target
 from hpcfl.report.table import Report, Table, Value, with_settings
@@ -79,7 +86,7 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
         JobError: no run has a test accuracy, or no paper prints the accuracy that a target is a
             percentage of.
     """
-    if not any(run.scores["test_accuracy"] for run in runs):
+    if not any(_accuracies_of(run) for run in runs):
         raise JobError(
             f"{runs[0].path}: no run has a test accuracy, which is what the papers' tables hold; "
             "report without --layout paper"
@@ -96,8 +103,13 @@ def as_papers(runs: Sequence[RunRecord], targets: Sequence[Target] = ()) -> Repo
 def _accuracies(runs: Sequence[RunRecord], grid: Grid) -> Report:
     groups = [[runs[index] for index in members] for members in grid.cells.values()]
     meanings = {final.metric: final.meaning for group in groups for final in _finals(group)}
-    # Cells of other metrics than the first have a mark, as they cannot be compared with it.
-    marks = {metric: "*" * number for number, metric in enumerate(meanings)}
+    for run in runs:  # none of some job may be finished
+        if (model := _scored_model(run))[0] != "accuracy" and not run.finished:
+            meanings.setdefault(*model)
+    # Cells of other metrics than the first have a mark, as they cannot be compared with it.  The
+    # first is one of x, as those of papers are, if there is any.
+    ordered = sorted(meanings, key=lambda metric: not metric.startswith("accuracy"))
+    marks = {metric: "*" * number for number, metric in enumerate(ordered)}
     pairs: _Pairs = {}
     for row in grid.rows:
         for column in grid.columns:
@@ -147,20 +159,36 @@ def _finals(runs: Sequence[RunRecord]) -> list[_Final]:
 
 def _final_accuracies(run: RunRecord) -> dict[str, _Final]:
     """The final accuracies of a run by metric, the preferred one first; none if unfinished."""
-    last = run.last("test_accuracy")
+    last = run.last(run.score_key("accuracy"))
     if not run.finished or last is None:
         return {}
     finals = {}
+    metric, what = _scored_model(run)
     for window, mean in (
         (100, run.accuracy_last100),
         (min(run.window, run.rounds), run.mean_accuracy),
     ):
         if mean is not None:
-            meaning = f"mean test accuracy of the last {window} rounds"
-            metric = f"accuracy_last{window}"
-            finals[metric] = _Final(mean, metric, meaning)
-    finals["accuracy_last"] = _Final(last, "accuracy_last", ACCURACIES["accuracy_last"])
+            meaning = f"mean {what} of the last {window} rounds"
+            finals[f"{metric}_last{window}"] = _Final(mean, f"{metric}_last{window}", meaning)
+    finals[f"{metric}_last"] = _Final(last, f"{metric}_last", f"{what} after the last round")
     return finals
+
+
+def _accuracies_of(run: RunRecord) -> Sequence[tuple[int, float]]:
+    """(round, accuracy) of the model that the run counts by."""
+    return run.scores[run.score_key("accuracy")]
+
+
+def _scored_model(run: RunRecord) -> tuple[str, str]:
+    """The name of the run's accuracy as a metric, and in words: of which model, on what."""
+    own = run.own_models
+    if own is not None and run.personal:
+        metric = "personal_train_accuracy" if own.tested_on == "train" else "personal_accuracy"
+        return metric, f"accuracy of the clients' own models on {own.examples}"
+    if own is not None and own.of_x:
+        return f"{own.x.replace(' ', '_')}_accuracy", f"test accuracy (of x{own.of_x})"
+    return "accuracy", "test accuracy"
 
 
 def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
@@ -173,16 +201,18 @@ def _accuracy(runs: Sequence[RunRecord]) -> _Cell:
     if finals:
         values = [final.value for final in finals]
         competes = all(run.finished and not run.diverged for run in runs)
+        competes &= runs[0].personal or not x_mark(runs[0])
         seeds = seeds_note(len(finals), len(runs))
         return _mean(values, finals[0].metric, seeds, competes=competes)
-    newest = [run.scores["test_accuracy"][-1] for run in runs if run.scores["test_accuracy"]]
+    newest = [scores[-1] for run in runs if (scores := _accuracies_of(run))]
     if not newest:
         return _Cell()
     at = sorted({t for t, _ in newest})
     after = f" @{'-'.join(str(t) for t in dict.fromkeys((at[0], at[-1])))}/{runs[0].rounds}"
     after += " failed" if all(run.state == "failed" for run in runs) else ""
     after += seeds_note(len(newest), len(runs))
-    return _mean([value for _, value in newest], "accuracy", after, competes=False)
+    metric, _ = _scored_model(runs[0])
+    return _mean([value for _, value in newest], metric, after, competes=False)
 
 
 def _mean(values: Sequence[float], metric: str, after: str, *, competes: bool) -> _Cell:
@@ -213,8 +243,9 @@ def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
             rows = find(job, metrics[0]) if metrics else []
             speeds = find(job, metrics[1]) if metrics else []
             ours = _rounds_cell(runs, reached, members)
+            mark = score_mark(runs[members[0]]) if members else ""
             pairs[row, column] = _Pair(
-                ours._replace(metric=f"rounds_to_{name}"),
+                ours._replace(text=ours.text + mark, metric=f"rounds_to_{name}"),
                 _printed_rounds(rows, speeds),
                 places(rows),
             )
@@ -223,7 +254,7 @@ def _rounds(runs: Sequence[RunRecord], grid: Grid, target: Target) -> Report:
                 _printed_speedup(speeds),
                 places(speeds),
             )
-    captions = [*_signs(pairs), *with_target(runs, target).captions]
+    captions = [*_signs(pairs), *with_target(runs, target).captions, *score_captions(runs)]
     part = _lay_out(grid, pairs, f"to {target.title}", captions, higher_is_better=False)
     if not any(run.algorithm == BASELINE for run in runs):
         return part

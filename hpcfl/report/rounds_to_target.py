@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
+from hpcfl.evaluation.run_score import ChosenOn
 from hpcfl.job.settings import SEED, Settings, affects_results, changed
 from hpcfl.report.columns import Column, number, of_runs
 from hpcfl.report.comparison import ComparisonColumns
-from hpcfl.report.groups import EXAMPLES, ComparedRuns, labels
+from hpcfl.report.groups import ComparedRuns, labels, score_mark
 from hpcfl.report.published import Published, centralised, find, set_up
-from hpcfl.run_dir.record import ChosenOn, RunRecord
+from hpcfl.run_dir.record import RunRecord
 
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""
@@ -137,7 +138,14 @@ def with_target(runs: Sequence[RunRecord], target: Target) -> ComparisonColumns:
     name = f"{target.number:g}"
     key = f"target_round_{name}"
     columns = [
-        Column(f"rounds\nto {target.title}", key, of_runs(runs, rounds), number("{:.0f}"), "known")
+        Column(
+            f"rounds\nto {target.title}",
+            key,
+            of_runs(runs, rounds),
+            number("{:.0f}"),
+            "known",
+            score_mark,
+        )
     ]
     captions = [f"rounds to {target.title}: the first evaluated round at {_meaning(runs, target)}"]
     if any(run.simulated for run in runs):
@@ -194,7 +202,8 @@ def _meaning(runs: Sequence[RunRecord], target: Target) -> str:
 
 def _first(run: RunRecord, level: float, on: ChosenOn) -> int | None:
     """The first evaluated round whose accuracy on these examples reached the level, or None."""
-    return next((t for t, value in run.scores[f"{on}_accuracy"] if value >= level), None)
+    scores = run.scores[run.score_key("accuracy", on)]
+    return next((t for t, value in scores if value >= level), None)
 
 
 def _over(baseline: int | None, own: int | None) -> float | None:
@@ -246,7 +255,7 @@ def _baselines(
         if both and (differing or rivals > 1):
             text = f"over {_name(names, baseline)}"
             if rivals > 1:
-                where = EXAMPLES[compared.on]
+                where = compared.examples
                 text += f", the first to reach it of {rivals} {BASELINE} jobs (chosen on {where})"
             text += f", which has {differing}" if differing else ""
             captions_of.setdefault(text, []).append(_name(names, job))

@@ -19,6 +19,7 @@ from hpcfl.report.groups import (
     diverged_note,
     labels,
     run_captions,
+    score_captions,
     seed_captions,
     seed_groups,
 )
@@ -40,7 +41,8 @@ def by_run(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = Non
     tables = [_table(runs, comparison)]
     if several:
         tables.append(_seed_table(runs, groups, comparison))
-    captions = [*tables[-1].captions, *compared.caption("best"), *comparison.captions]
+    captions = [*tables[-1].captions, *compared.caption("best"), *score_captions(runs)]
+    captions += comparison.captions
     captions += seed_captions(runs, groups) if several else []
     tables[-1] = tables[-1]._replace(captions=[*captions, *run_captions(runs)])
     columns = [*ABOUT, *score_columns(runs), *comparison.columns, *COSTS]
@@ -62,7 +64,8 @@ def by_seed(runs: Sequence[RunRecord], comparison: ComparisonColumns | None = No
     comparison, compared = comparison or ComparisonColumns(), ComparedRuns.of(runs)
     runs, groups = compared.runs, seed_groups(runs)
     table = _seed_table(runs, groups, comparison)
-    captions = [*table.captions, *compared.caption("best"), *comparison.captions]
+    captions = [*table.captions, *compared.caption("best"), *score_captions(runs)]
+    captions += comparison.captions
     captions += [*seed_captions(runs, groups), *run_captions(runs)]
     columns = [*score_columns(runs), *comparison.columns, *COSTS]
     values = [
@@ -132,6 +135,7 @@ def _seed_values(
         "seeds": len(members),
         "seeds_finished": sum(run.finished for run in members),
         "seeds_diverged": sum(run.diverged for run in members),
+        "score_of": members[0].score_of,
         "chosen_on": members[0].chosen_on,
     }
     for column in columns:

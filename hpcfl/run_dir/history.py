@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from hpcfl.errors import DivergedError, RemoteRankError, Stopped, one_line
+from hpcfl.evaluation.run_score import OwnModels
 from hpcfl.run_dir.layout import RunDir, last_start
 
 Ending = Literal["finished", "finished early", "stopped", "diverged", "failed"]
@@ -128,6 +129,20 @@ def recorded_guess(history: Sequence[Mapping[str, Any]]) -> float | None:
     """The loss of guessing, in the newest start's entry; see ``hpcfl.evaluation.divergence``."""
     found = last_start(history).get("guess_loss")
     return float(found) if isinstance(found, int | float) else None
+
+
+def recorded_own_models(
+    history: Sequence[Mapping[str, Any]], by_job: OwnModels | None
+) -> OwnModels | None:
+    """What the newest start says of the clients' own models; None if the method makes none.
+
+    ``by_job``: what the job tells, of a start of an earlier version, which does not say it.
+    """
+    start = last_start(history)
+    found = start.get("own_models")
+    if not isinstance(found, Mapping):
+        return None if "own_models" in start else by_job
+    return OwnModels(found["tested_on"], found["x"])
 
 
 def recorded_init(history: Sequence[Mapping[str, Any]]) -> str | None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from hpcfl.engine.timing import SIMULATED
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.evaluation.config import metric_name
 from hpcfl.evaluation.divergence import Divergence, find_divergence
+from hpcfl.evaluation.run_score import ChosenOn, OwnModels, Quantity, Trained, score_key
 from hpcfl.evaluation.score_names import METRIC_KEYS, OF_SERVER, SCORES, score_named
 from hpcfl.io.files import present
 from hpcfl.job.settings import BRANCH, Settings, flatten
@@ -25,6 +26,7 @@ from hpcfl.run_dir.history import (
     recorded_guess,
     recorded_init,
     recorded_machines,
+    recorded_own_models,
     state_of,
 )
 from hpcfl.run_dir.layout import RunDir, last_start
@@ -40,8 +42,8 @@ from hpcfl.run_dir.manifest import (
 from hpcfl.run_dir.sweep_log import Label
 from hpcfl.user_code.names import short_name
 
-ChosenOn = Literal["validation", "test"]
-"""The examples whose scores decide which round is the best."""
+_QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+_KEEPS_A_PART = ("fedbn", "fedper", "fedrep")  # methods whose clients keep a part of x
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class RunRecord:
     """Why its history cannot be read; the numbers in its log stand all the same."""
     outcome: Outcome | None = None
     """How its newest start ended, from the history."""
+    own_models: OwnModels | None = None
+    """What is known of the clients' own models; None of a method that makes none."""
     machines: tuple[str, ...] = ()
     """The ranks and devices of its starts, from the history; several if they changed."""
     compared_on: ChosenOn | None = None
@@ -142,13 +146,27 @@ class RunRecord:
 
     @property
     def personal(self) -> bool:
-        """Whether its method makes models of the clients' own, which the job scores."""
-        return self.settings.get("evaluate.personal") is True  # fine-tuned ones: a section
+        """Whether it counts by the scores of the clients' own models, not by those of x."""
+        # Fine-tuned models, for which there is a section, do not count where they begin with x.
+        asked = self.settings.get("evaluate.personal")
+        return self.own_models is not None and asked is not False
+
+    def score_key(self, quantity: Quantity, on: ChosenOn = "test") -> str:
+        """The key in the log of the score that it counts by."""
+        return score_key(quantity, on, personal=self.personal)
+
+    @property
+    def score_of(self) -> str:
+        """The model that its score is of: "global" or "personal"; and what is special about it."""
+        own = self.own_models
+        if own is None or not self.personal:
+            return f"global{own.of_x}" if own else "global"
+        return ", ".join(filter(None, ["personal", own.tested_on]))
 
     @property
     def validated(self) -> bool:
-        """Whether it has validation scores."""
-        return bool(self.scores["validation_loss"] or self.scores["validation_accuracy"])
+        """Whether it has validation scores of the model that it counts by."""
+        return any(self.scores[self.score_key(name, "validation")] for name in _QUANTITIES)
 
     @property
     def chosen_on(self) -> ChosenOn:
@@ -157,7 +175,10 @@ class RunRecord:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """(round, test accuracy) of the round with the best accuracy, the first of equals."""
+        """(round, test accuracy) of the round with the best accuracy, the first of equals.
+
+        It is that of the model that the run counts by; so are ``lowest`` and the means below.
+        """
         return self._test_score_at(self.choice("accuracy"), "accuracy")
 
     @property
@@ -165,17 +186,17 @@ class RunRecord:
         """(round, test loss) of the round with the lowest loss, the first of equals."""
         return self._test_score_at(self.choice("loss"), "loss")
 
-    def choice(self, name: Literal["accuracy", "loss"]) -> tuple[int, float] | None:
+    def choice(self, name: Quantity) -> tuple[int, float] | None:
         """(round, score) of the best round on ``chosen_on``, the first of equals."""
-        key = f"{self.chosen_on}_{name}"
+        key = self.score_key(name, self.chosen_on)
         scores, sign = self.scores[key], 1 if score_named(key).better == "higher" else -1
         known = (score for score in scores if not math.isnan(score[1]))
         return max(known, key=lambda score: sign * score[1], default=None)
 
     def _test_score_at(
-        self, chosen: tuple[int, float] | None, name: str
+        self, chosen: tuple[int, float] | None, name: Quantity
     ) -> tuple[int, float] | None:
-        tested = dict(self.scores[f"test_{name}"])
+        tested = dict(self.scores[self.score_key(name)])
         return (chosen[0], tested[chosen[0]]) if chosen and chosen[0] in tested else None
 
     @property
@@ -193,7 +214,7 @@ class RunRecord:
         if not (self.finished and window):
             return None
         first = self.done - window
-        tail = [v for t, v in self.scores["test_accuracy"] if t > first]
+        tail = [v for t, v in self.scores[self.score_key("accuracy")] if t > first]
         return math.fsum(tail) / window if len(tail) == window else None
 
     def cumulative(self, *keys: str) -> dict[int, float]:
@@ -279,6 +300,7 @@ def _with_history(run: RunRecord, folder: RunDir) -> RunRecord:
         guess_loss=recorded_guess(history),
         outcome=last_outcome(history),
         machines=recorded_machines(history),
+        own_models=recorded_own_models(history, run.own_models),
     )
 
 
@@ -348,7 +370,22 @@ def read_record(path: Path) -> RunRecord:
     settings, branches = flatten(job), read_branches(folder.branches)
     if branches:
         settings = {**settings, BRANCH: "; ".join(branch.course for branch in branches)}
-    return RunRecord(path, algorithm, rounds, window, (), settings, branches=branches)
+    own = _own_models(algorithm, settings)
+    return RunRecord(
+        path, algorithm, rounds, window, (), settings, branches=branches, own_models=own
+    )
+
+
+def _own_models(algorithm: str, settings: Settings) -> OwnModels | None:
+    """What a job tells of the clients' own models; the history of a new run has it."""
+    x: Trained = "trained"
+    if settings.get("algorithm.personal") == "all":
+        x = "not trained"
+    elif algorithm in _KEEPS_A_PART or settings.get("model.statistics") == "local":
+        x = "partly trained"
+    elif algorithm != "ditto" and settings.get("evaluate.personal") is not True:
+        return None
+    return OwnModels("holdout" if settings.get("data.holdout") else None, x)
 
 
 def _what(path: Path) -> str:

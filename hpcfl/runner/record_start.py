@@ -48,6 +48,7 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
     if job.job.executor == "triton":
         facts["triton"] = triton_version()
     code = code_digests(job.job, session.components.model)
+    own_models = session.components.own_models
     fast = job.job.reduction == "fast"
     keys = (*KEYS_OF_BITS, *KEYS_OF_FAST_BITS) if fast else KEYS_OF_BITS
     for line in _branch_notes(session):
@@ -84,6 +85,7 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
             "guess_loss": guess_loss(session.components.dataset),
             "clients": len(session.components.rows),
             "classes": session.components.dataset.classes,
+            "own_models": None if own_models is None else own_models._asdict(),
             "settings": settings,
             "changes": changes,
             **(session.request.entry if session.request else {}),

@@ -43,6 +43,7 @@ from hpcfl.job.yaml_file import COMMAND_LINE
 from hpcfl.run_dir.client_table import truncate_table
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import LogReader, truncate_log
+from hpcfl.run_dir.record import read_run
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.resume import resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
@@ -78,9 +79,13 @@ class Result:
 
     @property
     def accuracy(self) -> float | None:
-        """The newest test accuracy in the log, of 0 to 1; None where none was measured."""
-        found = (entry.get("test_accuracy") for entry in reversed(self.log))
-        return next((value for value in found if value is not None), None)
+        """The newest test accuracy in the log, of 0 to 1; None where none was measured.
+
+        It is that of the clients' own models (``personal_accuracy``) where the run counts by them.
+        """
+        run = read_run(self.directory)
+        curve = run.curve(run.score_key("accuracy"))
+        return curve[-1][1] if curve else None
 
     @property
     def path(self) -> Path:

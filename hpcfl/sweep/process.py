@@ -93,9 +93,10 @@ class RunProcess:
             run = read_run(self._folder.root)
         except (JobError, DiskError) as e:  # a damaged file of this run does not end the sweep
             return f"but {e}"
-        accuracy, loss = run.last("test_accuracy"), run.last("test_loss")
+        accuracy, loss = (run.last(run.score_key(name)) for name in ("accuracy", "loss"))
         score = "" if loss is None else f", test loss {loss:.4g}"
         score = score if accuracy is None else f", accuracy {100 * accuracy:.2f} %"
+        score += "" if run.own_models is None else f" ({run.score_of})"
         score += ", diverged" if run.diverged else ""
         return f"{run.done} rounds{score}, {time.monotonic() - self._began:.0f} s"
 

@@ -12,6 +12,7 @@ import pytest
 
 from hpcfl.io import regular
 from hpcfl.run_dir.layout import RunDir
+from hpcfl.run_dir.log import LogReader
 from hpcfl.sweep import process as spawn
 
 
@@ -143,3 +144,13 @@ def test_a_run_that_diverged_to_finite_numbers_is_told(sleeper, job, arrays, hpc
     arrays(x=1e5 * np.random.default_rng(0).standard_normal((40, 3)), x_test=None, y_test=None)
     assert hpcfl("run", job, "local.lr=1000", "--out", folder.root).code == 0
     assert run.result().startswith("4 rounds, diverged, ")
+
+
+def test_a_finished_run_is_told_with_the_score_that_it_counts_by(sleeper, job, hpcfl):
+    folder, run = sleeper
+    words = ("algorithm={name: fedper, personal: all}", "data.holdout=0.25")
+    assert hpcfl("run", job, *words, "--out", folder.root).code == 0
+    line = run.result()
+    last = LogReader(folder.log).read()[-1]
+    assert last["personal_accuracy"] != last["test_accuracy"]
+    assert f"accuracy {100 * last['personal_accuracy']:.2f} % (personal, holdout)" in line

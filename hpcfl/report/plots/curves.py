@@ -8,9 +8,10 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from hpcfl.errors import JobError
+from hpcfl.evaluation.run_score import Quantity, is_of_x
 from hpcfl.evaluation.score_names import SCORES, score_named
 from hpcfl.job.registry import suggestion
 from hpcfl.job.settings import SEED, distinguishing_settings
@@ -110,8 +111,9 @@ class Plot:
     Args:
         runs: any; those without the number are left out.
         paths: the .png, .pdf or .svg files to write.
-        y: the number's key in log.jsonl; when absent, test accuracy, test loss where nothing is
-            classified, or the objective where nothing is tested.
+        y: the number's key in log.jsonl; when absent, the test accuracy of the model that a run
+            counts by, its loss where nothing is classified, or the objective where nothing is
+            tested.
         x: rounds, bytes (sent up and down so far), time (of the rounds so far) or simulated (time
             of the devices).
         style: its labels and size.
@@ -135,8 +137,8 @@ class Plot:
         self._style.check()
         for path in paths:
             check_plot(path)
-        self._key, self._x = y or _score(runs), x
-        self._runs = [run for run in runs if run.curve(self._key) and _x_by_round(run, x)]
+        self._key, self._x, self._chosen_by_user = y or _score(runs), x, y is not None
+        self._runs = [run for run in runs if run.curve(self._key_of(run)) and _x_by_round(run, x)]
         self.without = [run for run in runs if run not in self._runs]
         """The runs that are left out."""
         self.notes: list[str] = []
@@ -146,7 +148,7 @@ class Plot:
             self.notes.append(f"plot: without {names}, which have no such number yet")
         if not self._runs:
             names = ", ".join(str(run.path) for run in runs[:3]) + (", ..." if runs[3:] else "")
-            if any(run.curve(self._key) for run in runs):
+            if any(run.curve(self._key_of(run)) for run in runs):
                 what = "simulated time, as the job has no devices" if x == SIMULATED else x
                 raise JobError(f"{names}: log.jsonl counts no {what}, so nothing to plot against")
             found = sorted({name for run in runs for entry in run.log for name in entry})
@@ -154,6 +156,12 @@ class Plot:
                 f"{names}: no round in log.jsonl has {self._key!r}, so nothing to plot; found "
                 f"{', '.join(found) or 'no round yet'}{suggestion(self._key, found)}"
             )
+
+    def _key_of(self, run: RunRecord) -> str:
+        """The key of a run; by default each is drawn by the score that it counts by."""
+        of_runs = () if self._chosen_by_user else get_args(Quantity)
+        quantity = next((name for name in of_runs if name == self._key), None)
+        return self._key if quantity is None else run.score_key(quantity)
 
     def draw(self) -> None:
         """Write the files.
@@ -217,7 +225,8 @@ class Plot:
             axes.set_yscale("log")
         style, unit = self._style, ", %" if score.percent else ""
         axes.set_xlabel(along if style.xlabel is None else style.xlabel)
-        scale = f"{score.key.replace('_', ' ')}{unit}"
+        keys = {self._key_of(run) for run in self._runs}
+        scale = f"{(keys.pop() if len(keys) == 1 else score.key).replace('_', ' ')}{unit}"
         axes.set_ylabel(scale if style.ylabel is None else style.ylabel)
         axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
         if self._x == "rounds":
@@ -237,11 +246,21 @@ class Plot:
     def _curves(self, runs: Sequence[RunRecord]) -> list[Curve]:
         groups = [[runs[index] for index in group] for group in _seeds(runs)]
         return [
-            self._curve(name, group) for name, group in zip(_names(groups), groups, strict=True)
+            self._curve(name + self._model_note(group[0]), group)
+            for name, group in zip(_names(groups), groups, strict=True)
         ]
 
+    def _model_note(self, run: RunRecord) -> str:
+        """The model that the curve is of, where it is not a global one that is trained."""
+        key, own = self._key_of(run), run.own_models
+        if own is None:
+            return ""
+        if is_of_x(key):
+            return f" (x{own.of_x})" if own.of_x else ""
+        return f" ({run.score_of})" if key.startswith("personal_") else ""
+
     def _curve(self, name: str, runs: Sequence[RunRecord]) -> Curve:
-        found = [(_own(run, self._key), _x_by_round(run, self._x)) for run in runs]
+        found = [(_own(run, self._key_of(run)), _x_by_round(run, self._x)) for run in runs]
         furthest = max(max(y) for y, _ in found)
         leading = [pair for pair in found if max(pair[0]) == furthest]
         common = _thinned(sorted(set.intersection(*(set(y) for y, _ in leading))))
@@ -378,7 +397,7 @@ def _seeds(runs: Sequence[RunRecord]) -> list[list[int]]:
 
 
 def _score(runs: Sequence[RunRecord]) -> str:
-    """The key that is plotted if the user names none.
+    """The key that is plotted if the user names none; a ``Quantity`` of the model of each run.
 
     Raises:
         JobError: no run has an evaluation yet, or only some of those that have, an accuracy.
@@ -387,12 +406,16 @@ def _score(runs: Sequence[RunRecord]) -> str:
     judged = [run for run in runs if any(run.scores[key] for key in shown)]
     if not judged:
         raise JobError(f"{runs[0].path}: no evaluated round in log.jsonl yet, so nothing to plot")
-    without = [run for run in judged if not run.scores["test_accuracy"]]
-    if without and len(without) < len(judged):
+    without = [run for run in judged if not run.scores[run.score_key("accuracy")]]
+    if not without:
+        return "accuracy"
+    if len(without) < len(judged):
         raise JobError(
             f"{without[0].path}: has no test accuracy, as other runs of this plot have; "
             "plot regression and classification apart"
         )
+    if all(run.scores[run.score_key("loss")] for run in judged):
+        return "loss"
     key = next((key for key in shown if all(run.scores[key] for run in judged)), None)
     if key is None:
         raise JobError(
