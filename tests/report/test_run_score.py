@@ -258,6 +258,15 @@ def test_seeds_of_which_some_count_by_x_have_no_common_mean():
         assert not any("+-" in cell for row in table.rows for cell in row)
 
 
+def test_settings_that_count_by_x_are_not_compared_with_those_of_the_clients_own_models():
+    scored = record("a", HELD_OUT._replace(x="trained"), LINES)
+    by_x = record("b", scored.own_models, LINES, "local.lr=0.3", **{"evaluate.personal": False})
+    assert by_x.log[-1]["test_accuracy"] > scored.log[-1]["personal_accuracy"]
+    chosen = choose_settings([scored, by_x])
+    assert chosen.runs[0].path == scored.path
+    assert chosen.choices == ["ditto: local.lr 0.1, score of personal (of 1 of 2 jobs)"]
+
+
 def test_own_examples_that_are_trained_on_are_told():
     run = record("a", OwnModels("train", "trained"), LINES)
     (table,) = as_papers([run]).tables
