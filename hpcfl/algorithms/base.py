@@ -81,7 +81,7 @@ class Grad(Protocol):
         ...
 
     def forward(self, point: Vector) -> Forward:
-        """What the model makes of the batch at ``point``, without gradient.
+        """What the model makes of the batch at ``point``, in training mode, without gradient.
 
         To be called before the gradient, never inside the function of its terms.
         """

@@ -13,7 +13,9 @@ p has no gradient.
 Lee, Jeong, Shin, Bae, Yun. Preservation of the Global Knowledge by Not-True Distillation in
 Federated Learning. NeurIPS 2022. arXiv:2106.03097
 
-Departures: none.
+Departures: the logits of x are computed in training mode, as those of y; the authors' code computes
+them in evaluation mode (but for the first client).  With dropout, or batch normalisation whose
+statistics are not frozen, this is another method.
 """
 
 from dataclasses import dataclass

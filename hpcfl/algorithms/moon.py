@@ -12,7 +12,9 @@ f_x and f_z have no gradient.  Before a client's first round z_i is x: the term 
 Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. arXiv:2103.16257
 
 Departures: the features are the input of the model's last dense layer; the authors add a
-projection of 256 features before it, which a model of one's own may have.
+projection of 256 features before it, which a model of one's own may have.  f_x and f_z are computed
+in training mode, as f; the authors' code computes them in evaluation mode.  With dropout, or batch
+normalisation whose statistics are not frozen, this is another method.
 """
 
 from dataclasses import dataclass
