@@ -1,16 +1,33 @@
 """Read tables: CSV files with a header, row by row, and parquet files."""
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
-from hpcfl.io.regular import check_regular, open_text
+from hpcfl.io.regular import check_regular, open_binary, open_text
+
+_PARQUET = (".parquet", ".pq")
+_OTHERS = {
+    b"\xff\xfe": ("it is text in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("it is text in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\x1f\x8b": ("it is compressed by gzip", "gunzip -c"),
+    b"BZh": ("it is compressed by bzip2", "bunzip2 -c"),
+    b"\xfd7zXZ": ("it is compressed by xz", "xz -dc"),
+    b"\x28\xb5\x2f\xfd": ("it is compressed by zstd", "zstd -dc"),
+    b"PK\x03\x04": ("it is an .xlsx or .zip file", ""),
+    b"\xd0\xcf\x11\xe0": ("it is an .xls file", ""),
+}
+"""How other files begin that are given for a CSV file; what they are; the command that prints them
+as CSV, if there is one."""
+_ENCODING = "iconv -f WINDOWS-1252 -t UTF-8"
 
 
 class CsvRow(NamedTuple):
@@ -35,12 +52,13 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[CsvRow]:
     """
     with _rows(path) as rows:
         header = next(rows, (0, []))[1]
-        if absent := [name for name in columns if name not in header]:
+        places = {name: place for place, name in reversed([*enumerate(header)])}
+        if absent := [name for name in columns if name not in places]:
             raise DataError(
                 f"{path}: no column {absent[0]!r}; its header is {','.join(header)!r}, "
                 f"expected {','.join(columns)}"
             )
-        positions = [header.index(name) for name in columns]
+        positions = [places[name] for name in columns]
         for line, cells in rows:
             where = f"{path}:{line}"
             if len(cells) != len(header):
@@ -65,14 +83,42 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
     Values are separated by what the first line has most of: commas, semicolons or tabs.
     """
     try:
+        start = _start(path)
+        for begin, (kind, command) in _OTHERS.items():
+            if start.startswith(begin):
+                raise DataError(f"{path}: not a readable csv file: {kind}; {_cure(path, command)}")
         with open_text(path, "utf-8-sig", newline="") as file:
             first = file.readline()
-            delimiter = max(",;\t", key=first.count)
+            titles = re.sub(r'"[^"]*"', "", first)
+            delimiter = max(",;\t", key=titles.count)
             reader = csv.reader(chain([first], file), delimiter=delimiter, strict=True)
             yield ((reader.line_num, cells) for cells in reader if cells)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        message = f"{path}: not a readable csv file: {error}"
+        cure = f"; {_cure(path, _ENCODING)}" if isinstance(error, UnicodeDecodeError) else ""
+        message = f"{path}: not a readable csv file: {error}{cure}"
         raise read_error(error, message, DataError) from error
+
+
+def _start(path: Path) -> bytes:
+    """The first bytes of a file."""
+    with open_binary(path) as file:
+        return file.read(8)
+
+
+def _cure(path: Path, command: str) -> str:
+    """How to make CSV in UTF-8 of a file: from a spreadsheet, or by a command that prints it."""
+    by_command = f", or `{command} {quote(str(path))} > NEW.csv`" if command else ""
+    return f"save it as CSV UTF-8 from a spreadsheet{by_command}"
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file is parquet: by its first bytes or, so that a damaged one is, by its name."""
+    if path.suffix.lower() in _PARQUET:
+        return True
+    try:
+        return _start(path).startswith(b"PAR1")
+    except OSError:  # whoever reads it says why
+        return False
 
 
 def parquet_columns(path: Path) -> list[str]:
@@ -102,13 +148,15 @@ def read_parquet(paths: Sequence[Path], columns: Sequence[str] | None = None) ->
     """
     for path in paths:
         check_regular(path)
-    table = import_module("pyarrow.parquet").read_table(paths, columns=columns)
+    # Without partitioning: a folder of the path that is called NAME=VALUE would replace the column
+    # NAME by its VALUE.
+    table = import_module("pyarrow.parquet").read_table(paths, columns=columns, partitioning=None)
     is_dictionary = import_module("pyarrow.types").is_dictionary
-    for number, field in enumerate(table.schema):
-        if is_dictionary(field.type):
-            values = table.column(number).cast(field.type.value_type)
-            table = table.set_column(number, field.name, values)
-    return table
+    fields = [
+        field.with_type(field.type.value_type) if is_dictionary(field.type) else field
+        for field in table.schema
+    ]
+    return table.cast(import_module("pyarrow").schema(fields, metadata=table.schema.metadata))
 
 
 @contextmanager

@@ -316,6 +316,17 @@ def test_labels_that_count_from_one(tmp_path):
     assert notes == ("data: 1 of 3 classes have no training example: 2",)
 
 
+def test_folders_of_a_path_say_nothing_of_columns(tmp_path):
+    """pyarrow takes a folder NAME=VALUE for a column NAME, in the place of the file's own."""
+    (tmp_path / "label=1" / "writer=me").mkdir(parents=True)
+    path = tmp_path / "label=1" / "writer=me" / "train.parquet"
+    made(**WRITER).to_parquet(path)
+    for place in (path, path.parent):
+        found = load(place, client="writer")
+        assert found.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+        assert [rows.tolist() for rows in found.natural] == [[1, 4], [3], [0, 2, 5]]
+
+
 def test_a_run_of_it(tmp_path, hpcfl, job):
     save_dict(tmp_path / "set")
     settings = f"data={{kind: huggingface, path: {tmp_path}/set, client: writer}}"

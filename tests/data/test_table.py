@@ -1,12 +1,19 @@
 """Tables of a user's own: CSV and parquet."""
 
+import bz2
+import gzip
+import lzma
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 
+from hpcfl.data.sources import table
 from hpcfl.data.sources.table import Table
 from hpcfl.errors import DataError, JobError
 from tests.forked import finish
@@ -167,6 +174,95 @@ def test_many_integers_are_perhaps_targets(tmp_path):
         "26 8, 27 9, ... (12 in all); for a regression write numbers with a decimal point, 18.0 "
         "for 18"
     )
+
+
+def write_parquet(tmp_path, **columns):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is absent")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tmp_path.mkdir(exist_ok=True, parents=True)
+    parquet.write_table(pyarrow.table(columns), tmp_path / "own.parquet")
+    return tmp_path / "own.parquet"
+
+
+def test_folders_of_a_path_say_nothing_of_columns(tmp_path):
+    """pyarrow takes a folder NAME=VALUE for a column NAME, in the place of the file's own."""
+    columns = {
+        "x": [1.0, 2, 3, 4],
+        "y": ["a", "b", "a", "b"],
+        "clinic": ["oslo", "bergen", "molde", "oslo"],
+        "part": ["train", "train", "train", "test"],
+    }
+    for folder in ("part=train", "clinic=norway", "x=5", "y=7/part=test"):
+        path = write_parquet(tmp_path / folder, **columns)
+        found = Table(path=str(path), label="y", client="clinic", split="part").load(0)
+        assert found.train.inputs.tolist() == [[1], [2], [3]], folder
+        assert found.test.inputs.tolist() == [[4]], folder
+        assert [rows.tolist() for rows in found.natural] == [[1], [2], [0]], folder
+
+
+@pytest.mark.parametrize("name", ["own.pq", "own.PARQUET", "own.csv", "own"])
+def test_parquet_under_any_name(tmp_path, name):
+    path = write_parquet(tmp_path, x=[1.0, 2], y=["a", "b"]).rename(tmp_path / name)
+    assert Table(path=str(path), label="y").load(0).train.inputs.tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "x;y\n1;\u00e9\n".encode("latin-1"),
+            "decode byte 0xe9 .*`iconv -f WINDOWS-1252 -t UTF-8 ",
+        ),
+        ("x,y\n1,a\n".encode("utf-16"), "it is text in UTF-16; .*`iconv -f UTF-16 -t UTF-8 "),
+        (gzip.compress(b"x,y\n1,a\n"), "it is compressed by gzip; .*`gunzip -c "),
+        (bz2.compress(b"x,y\n1,a\n"), "it is compressed by bzip2; .*`bunzip2 -c "),
+        (lzma.compress(b"x,y\n1,a\n"), "it is compressed by xz; .*`xz -dc "),
+        (b"PK\x03\x04x,y\n1,a\n", "it is an .xlsx or .zip file; save it as CSV UTF-8 from a sp"),
+    ],
+    ids=["latin-1", "utf-16", "gz", "bz2", "xz", "xlsx"],
+)
+def test_the_cure_of_a_file_that_is_no_csv(tmp_path, content, message):
+    path = tmp_path / "own of Ann.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path}: not a readable csv file: .*{message}") as caught:
+        Table(path=str(path), label="y").load(0)
+    assert "\n" not in str(caught.value)
+    command = re.search("`(.*) > NEW.csv`", str(caught.value))
+    if command and shutil.which(command[1].split()[0]):
+        made = subprocess.run(shlex.split(command[1]), capture_output=True, check=True).stdout
+        path.write_bytes(made)
+        assert Table(path=str(path), label="y").load(0).train.inputs.tolist() == [[1]]
+
+
+def test_a_separator_within_quotes_is_none(tmp_path):
+    """As in a table of Excel where the decimal sign is a comma."""
+    found = load(tmp_path, '"age, in years";"a, b"\n61;x\n44;y\n', label="a, b")
+    assert found.train.inputs.tolist() == [[61], [44]]
+
+
+class Title(str):
+    """A name of a column that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Title.compared += 1
+        return str(self) == str(other)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_titles_are_compared_once_for_each_column(tmp_path, monkeypatch, named):
+    """Not each with each: a table may have 40 000 columns, such as of genes."""
+    count = 200
+    titles = [Title(f"c{k}") for k in range(count)]
+    monkeypatch.setattr(table, "read_header", lambda path: [*titles, "y"])
+    monkeypatch.setattr(Title, "compared", 0)
+    text = "\n".join([",".join([*titles, "y"]), ",".join(["1"] * count + ["a"])])
+    keys = {"inputs": tuple(titles)} if named else {}
+    found = load(tmp_path, text, label="y", **keys)
+    assert found.train.inputs.tolist() == [[1] * count]
+    assert Title.compared < 20 * count
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from hpcfl.data.partition import rows_of_clients, rows_of_owners
 from hpcfl.data.sources.arrays import cast, stored
 from hpcfl.data.tables import (
     CsvRow,
+    is_parquet,
     package_errors,
     parquet_columns,
     read_header,
@@ -57,7 +58,7 @@ class Table(DataConfig):
     """
 
     path: PathText
-    """A .parquet file, or a CSV file with a header, separated by commas, semicolons or tabs."""
+    """A parquet file, or a CSV file with a header, separated by commas, semicolons or tabs."""
     label: str
     """The column of labels."""
     inputs: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
@@ -130,10 +131,10 @@ class Table(DataConfig):
     def _read(self) -> "_Rows":
         path = Path(self.path)
         others = list(dict.fromkeys(filter(None, (self.label, self.client, self.split))))
-        is_parquet = path.suffix == ".parquet"
-        header = _parquet_header(path) if is_parquet else read_header(path)
+        parquet = is_parquet(path)
+        header = _parquet_header(path) if parquet else read_header(path)
         inputs = self._inputs(path, header, others)
-        rows = (_from_parquet if is_parquet else _from_csv)(path, inputs, others)
+        rows = (_from_parquet if parquet else _from_csv)(path, inputs, others)
         if not len(rows.columns[self.label]):
             raise DataError(f"{path}: has no row below its header")
         return rows
@@ -142,12 +143,12 @@ class Table(DataConfig):
         self, path: Path, header: list[str], others: list[str]
     ) -> dict[str, tuple[str, ...]]:
         """The columns of each input, after all columns that the job names were found."""
-        groups = self._groups()
+        groups, times = self._groups(), Counter(header)
         for name in (*chain(*groups.values()), *others):
-            if header.count(name) != 1:
-                found = "two columns are called" if name in header else "no column"
+            if times[name] != 1:
+                fault = "two columns are called" if times[name] else "no column"
                 raise DataError(
-                    f"{path}: {found} {name!r}; found {', '.join(map(_quoted, header)):.300}"
+                    f"{path}: {fault} {name!r}; found {', '.join(map(_quoted, header)):.300}"
                 )
         if self.inputs is not None:
             return groups
@@ -160,7 +161,7 @@ class Table(DataConfig):
                     f"{path}: column {header.index(name) + 1} has no name, as the index of pandas; "
                     "name the inputs in data.inputs, or write the file with index=False"
                 )
-            if header.count(name) > 1:
+            if times[name] > 1:
                 raise DataError(f"{path}: two columns are called {name!r}; rename one")
         return {"": tuple(inputs)}
 
