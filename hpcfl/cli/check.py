@@ -10,6 +10,7 @@ import torch
 from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
+from torch import Tensor
 
 from hpcfl.checks.algorithm import check_algorithm_without_data
 from hpcfl.checks.preflight import check_components
@@ -259,6 +260,9 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
         yield "", f"clients are scored on {scored}"
     if components.dataset.named is not None:
         yield "forward", f"{components.dataset.named.given(components.x0.dtype)}"
+    if ranges := _input_ranges(components.dataset):
+        more = f", ... ({len(ranges)} in all)" if len(ranges) > FEW else ""
+        yield "trained on", f"{', '.join(ranges[:FEW])}{more}"
     steps = components.clients.steps_per_round
     yield "steps", f"K = {_between(int(steps.min()), int(steps.max()))}"
     if components.job.devices is not None:
@@ -279,6 +283,30 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
         yield "" if number else "note", note
     if components.missing_weights:
         yield "skipped", f"model.init left out {', '.join(components.missing_weights)}"
+
+
+def _input_ranges(dataset: Dataset) -> list[str]:
+    """The inputs of the training examples as they are stored: "age 18 to 70".
+
+    None of a file that is mapped or read in parts, which may be larger than the memory.
+    """
+    inputs = dataset.train.inputs
+    if dataset.mapped or not isinstance(inputs, Tensor):
+        return []
+    if dataset.named is not None:
+        parts = dataset.named.unpack(inputs)
+    elif dataset.columns:
+        parts = dict(zip(dataset.columns, inputs.unbind(1), strict=True))
+    else:
+        parts = {f"x {[*inputs.shape[1:]]}": inputs}
+    return [f"{name:.40} {_between(*_range(part))}" for name, part in parts.items()]
+
+
+def _range(values: Tensor) -> tuple[str, str]:
+    """The least and the largest of numbers or booleans."""
+    ends = values.min().item(), values.max().item()
+    low, high = (f"{end:.6g}" if isinstance(end, float) else f"{end}" for end in ends)
+    return low, high
 
 
 def _input_lines(inputs: Digests) -> Iterable[tuple[str, str]]:

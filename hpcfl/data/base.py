@@ -72,6 +72,8 @@ class Dataset:
     transform: Transform
     named: NamedInputs | None = None
     """The inputs that a model takes by name, where the rows hold several; None: one input."""
+    columns: tuple[str, ...] = ()
+    """The names of the columns of one input [n, columns], where they have names."""
     natural_tests: Sequence[ExampleRows] | None = None
     """The test examples of each natural client, perhaps none, in the order of ``natural``; None
     where the data does not say whose they are."""

@@ -121,16 +121,27 @@ def is_parquet(path: Path) -> bool:
         return False
 
 
-def parquet_columns(path: Path) -> list[str]:
-    """The names of all columns of a parquet file.
+class ParquetColumns(NamedTuple):
+    """The names of the columns of a parquet file."""
+
+    names: list[str]
+    pandas_index: set[str]
+    """Those in which pandas stored an index, which numbers or names the rows."""
+
+
+def parquet_columns(path: Path) -> ParquetColumns:
+    """The columns of a parquet file.
 
     Raises:
         ImportError: pyarrow is not installed.
         OSError, ValueError: the file cannot be read, or is of another kind.
     """
     check_regular(path)
-    names: list[str] = import_module("pyarrow.parquet").read_schema(path).names
-    return names
+    schema = import_module("pyarrow.parquet").read_schema(path)
+    stored = (schema.pandas_metadata or {}).get("index_columns", ())
+    # An index that counts from 0 is no column, but a dictionary of its range.
+    index = {name for name in schema.names if name in stored or name.startswith("__index_level_")}
+    return ParquetColumns(schema.names, index)
 
 
 def read_parquet(paths: Sequence[Path], columns: Sequence[str] | None = None) -> Any:

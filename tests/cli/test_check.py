@@ -59,6 +59,30 @@ def test_check_with_data(job, hpcfl, tmp_path, arrays):
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_is_trained_on_is_named_with_its_ranges(job, tmp_path, hpcfl):
+    rows = ["age,dose,ward,y", "18,0.25,3,a", "70,-0.5,3,b", "44,0,3,a", "20,0,3,b"]
+    (tmp_path / "own.csv").write_text("\n".join(rows))
+    words = "data={kind: table, label: y, clients: 2, path: "
+    done = hpcfl("check", job, "--data", f"{words}{tmp_path}/own.csv}}")
+    assert (done.code, done.err) == (0, [])
+    assert lines(done.text)["trained on"] == "age 18 to 70, dose -0.5 to 0.25, ward 3"
+
+
+def test_what_is_trained_on_is_short_and_of_arrays_too(job, tmp_path, hpcfl):
+    x = np.arange(32.0).reshape(4, 8) / 4
+    np.savez(tmp_path / "own.npz", x=x, y=[0, 1, 0, 1])
+    words = "data={kind: arrays, clients: 2, path: "
+    done = hpcfl("check", job, "--data", f"{words}{tmp_path}/own.npz}}")
+    assert lines(done.text)["trained on"] == "x [8] 0 to 7.75"
+    names = [f"gene{k}" for k in range(30)]
+    text = "\n".join([",".join([*names, "y"]), *(",".join(["1"] * 30 + [y]) for y in "abab")])
+    (tmp_path / "wide.csv").write_text(text)
+    words = "data={kind: table, label: y, clients: 2, path: "
+    found = lines(hpcfl("check", job, "--data", f"{words}{tmp_path}/wide.csv}}").text)["trained on"]
+    assert found.startswith("gene0 1, gene1 1, ")
+    assert found.endswith("gene19 1, ... (30 in all)")
+
+
 def test_a_class_without_examples_is_told_by_check_and_at_the_start(job, hpcfl, tmp_path, refused):
     path = tmp_path / "ten.npz"
     with np.load(tmp_path / "data.npz") as file:

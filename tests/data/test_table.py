@@ -122,9 +122,6 @@ def test_columns_of_a_parquet_file(tmp_path):
             Table(path=str(path), **KEYS).load(0)
         assert str(caught.value).startswith(str(path))
         assert "\n" not in str(caught.value)
-    parquet.write_table(pyarrow.table({"__index_level_0__": range(6), **columns}), path)
-    with pytest.raises(DataError, match="column 1 has no name, as the index of pandas"):
-        Table(path=str(path), **KEYS).load(0)
     whole = path.read_bytes()
     for content in (b"", b"text", whole[: len(whole) // 2]):
         path.write_bytes(content)
@@ -200,6 +197,33 @@ def test_folders_of_a_path_say_nothing_of_columns(tmp_path):
         assert [rows.tolist() for rows in found.natural] == [[1], [2], [0]], folder
 
 
+def test_an_index_of_pandas_is_left_out(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="pandas is absent")
+    pytest.importorskip("pyarrow.parquet")
+    frame = pandas.DataFrame({"age": [61.0, 44, 52], "y": list("aba")})
+    path = tmp_path / "own.parquet"
+    note = ", in which pandas stored an index; to train on it, name all inputs in data.inputs"
+    for index, stored in (
+        (pandas.Index([9, 7, 8], name="patient"), "patient"),
+        (pandas.Index([9, 7, 8]), "__index_level_0__"),
+        (pandas.RangeIndex(3), None),
+    ):
+        frame.set_axis(index).to_parquet(path)
+        found = Table(path=str(path), label="y", holdout=0.5).load(0)
+        assert found.train.inputs.tolist() == [[61], [44], [52]]
+        assert found.columns == ("age",)
+        assert [line for line in found.notes if line.startswith("data.inputs: ")] == (
+            [f"data.inputs: without {stored}{note}"] if stored else []
+        )
+    frame.set_axis(pandas.Index([9, 7, 8], name="patient")).to_parquet(path)
+    asked = Table(path=str(path), label="y", inputs=("patient", "age"), holdout=0.5).load(0)
+    assert asked.train.inputs.tolist() == [[9, 61], [7, 44], [8, 52]]
+    owned = Table(path=str(path), label="y", client="patient", holdout=0.5).load(0)
+    assert (len(owned.natural), owned.columns) == (3, ("age",))
+    for found in (asked, owned):
+        assert not [line for line in found.notes if "stored an index" in line]
+
+
 @pytest.mark.parametrize("name", ["own.pq", "own.PARQUET", "own.csv", "own"])
 def test_parquet_under_any_name(tmp_path, name):
     path = write_parquet(tmp_path, x=[1.0, 2], y=["a", "b"]).rename(tmp_path / name)
@@ -237,6 +261,7 @@ def test_the_cure_of_a_file_that_is_no_csv(tmp_path, content, message):
 def test_a_separator_within_quotes_is_none(tmp_path):
     """As in a table of Excel where the decimal sign is a comma."""
     found = load(tmp_path, '"age, in years";"a, b"\n61;x\n44;y\n', label="a, b")
+    assert found.columns == ("age, in years",)
     assert found.train.inputs.tolist() == [[61], [44]]
 
 
@@ -282,6 +307,7 @@ def test_titles_are_compared_once_for_each_column(tmp_path, monkeypatch, named):
         ("age", "dose", {}, "two columns are called 'dose'; rename one"),
         ("age", "part", {}, "two columns are called 'part'; found part, dose"),
         ("age", "", {}, "column 1 has no name, as the index of pandas; name the inputs in data.in"),
+        ("dose", "Unnamed: 1", {}, "column 2 has no name, as the index of pandas; name the inp"),
         (",oslo", "", {}, ":2: 5 values, the header has 6"),
         (CSV, "", {}, "no column 'species'; found"),
         (CSV, "clinic,species,part\n", {}, "has no column of inputs beside species, clinic, part"),

@@ -190,7 +190,9 @@ def test_files_ranks_resume_and_record(tmp_path, monkeypatch):
         return ended.stdout
 
     whole, halted, again = (tmp_path / name for name in ("whole", "halted", "again"))
-    assert "forward     ids int64[5], mask bool[5]" in hpcfl_ends(1, "check", file, "--data")
+    said = hpcfl_ends(1, "check", file, "--data")
+    assert "forward     ids int64[5], mask bool[5]" in said
+    assert f"trained on  ids 0 to {IDS[:60].max()}, mask False to True" in said
     hpcfl_ends(1, "run", file, "rounds=4", "--out", whole)
     hpcfl_ends(2, "run", file, "rounds=2", "--out", halted)
     hpcfl_ends(2, "resume", halted, "rounds=4")

@@ -21,6 +21,7 @@ from hpcfl.data.partition import rows_of_clients, rows_of_owners
 from hpcfl.data.sources.arrays import cast, stored
 from hpcfl.data.tables import (
     CsvRow,
+    ParquetColumns,
     is_parquet,
     package_errors,
     parquet_columns,
@@ -36,7 +37,7 @@ _INTEGER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)  # 007 is a name
 _NUMBER = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _MISSING = {"", "?", "-", "na", "n/a", "nan", "<na>", "none", "null"}  # in place of a number
 _TRUTH = {"true": 1.0, "false": 0.0}
-_INDEX = "__index_level_"  # as pandas calls an index without a name in parquet files
+_UNNAMED = re.compile(r"(Unnamed: \d+)?")  # as pandas calls a column without a title
 _EXACT = 2**53  # from here on float64, in which the cells are read, has not all integers
 _LISTED = 10  # values in a note
 _PARTS = ("train", "test")
@@ -94,6 +95,7 @@ class Table(DataConfig):
         table = self._read()
         train, test = self._parts(table)
         labels, classes, notes = self._labels(table)
+        notes = (*table.notes, *notes)
         if classes is not None:
             notes += missing_classes(labels[train], classes)
         natural = natural_tests = None
@@ -121,6 +123,7 @@ class Table(DataConfig):
             loss="squared" if classes is None else "cross_entropy",
             transform=named or cast,
             named=named,
+            columns=table.titles,
             notes=notes,
         )
 
@@ -132,34 +135,40 @@ class Table(DataConfig):
         path = Path(self.path)
         others = list(dict.fromkeys(filter(None, (self.label, self.client, self.split))))
         parquet = is_parquet(path)
-        header = _parquet_header(path) if parquet else read_header(path)
-        inputs = self._inputs(path, header, others)
+        found = _parquet_columns(path) if parquet else ParquetColumns(read_header(path), set())
+        inputs = self._inputs(path, found, others)
         rows = (_from_parquet if parquet else _from_csv)(path, inputs, others)
         if not len(rows.columns[self.label]):
             raise DataError(f"{path}: has no row below its header")
-        return rows
+        notes: tuple[str, ...] = ()
+        if self.inputs is None and (index := sorted(found.pandas_index.difference(others))):
+            left = f"data.inputs: without {', '.join(index)}, in which pandas stored an index"
+            notes = (f"{left}; to train on it, name all inputs in data.inputs",)
+        return rows._replace(titles=inputs.get("", ()), notes=notes)
 
     def _inputs(
-        self, path: Path, header: list[str], others: list[str]
+        self, path: Path, found: ParquetColumns, others: list[str]
     ) -> dict[str, tuple[str, ...]]:
         """The columns of each input, after all columns that the job names were found."""
-        groups, times = self._groups(), Counter(header)
+        groups, times = self._groups(), Counter(found.names)
         for name in (*chain(*groups.values()), *others):
             if times[name] != 1:
                 fault = "two columns are called" if times[name] else "no column"
                 raise DataError(
-                    f"{path}: {fault} {name!r}; found {', '.join(map(_quoted, header)):.300}"
+                    f"{path}: {fault} {name!r}; found {', '.join(map(_quoted, found.names)):.300}"
                 )
         if self.inputs is not None:
             return groups
-        inputs = [name for name in header if name not in others]
+        inputs = [
+            name for name in found.names if name not in others and name not in found.pandas_index
+        ]
         if not inputs:
             raise DataError(f"{path}: has no column of inputs beside {', '.join(others)}")
         for name in inputs:
-            if not name or name.startswith(_INDEX):
+            if _UNNAMED.fullmatch(name):
                 raise DataError(
-                    f"{path}: column {header.index(name) + 1} has no name, as the index of pandas; "
-                    "name the inputs in data.inputs, or write the file with index=False"
+                    f"{path}: column {found.names.index(name) + 1} has no name, as the index of "
+                    "pandas; name the inputs in data.inputs, or write the file with index=False"
                 )
             if times[name] > 1:
                 raise DataError(f"{path}: two columns are called {name!r}; rename one")
@@ -205,6 +214,10 @@ class _Rows(NamedTuple):
     """The values of other columns: all text, all integers, or all finite floats."""
     where: Callable[[int], str]
     """Row -> its place in the file, for messages."""
+    titles: tuple[str, ...] = ()
+    """Of the columns of a single input."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
 
 
 def _from_csv(path: Path, groups: Mapping[str, Sequence[str]], others: Sequence[str]) -> _Rows:
@@ -350,7 +363,7 @@ def _parquet_values(column: Any, name: str, where: Callable[[int], str]) -> list
     return values
 
 
-def _parquet_header(path: Path) -> list[str]:
+def _parquet_columns(path: Path) -> ParquetColumns:
     """The names of a parquet file's columns."""
     refuse_shadow("pyarrow")
     with _readable(path):
