@@ -1,15 +1,68 @@
-"""Check labels, count their classes, and find classes without examples."""
+"""Tell classes from numbers, check labels, count classes, and find those without examples."""
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.errors import DataError
 
+LabelType = Literal["classes", "numbers"]
+"""Of labels: classes (cross-entropy), or numbers, the targets of a regression (mean of r^2 / 2)."""
 _LISTED = 5  # classes in a note
+
+
+def are_classes(label_type: LabelType | None, *, floats: bool) -> bool:
+    """Whether labels are classes, in every data set of a user's own.
+
+    Args:
+        label_type: what the job says of them, if it does: else floats are numbers, others classes.
+        floats: whether they were read as floats.
+    """
+    return not floats if label_type is None else label_type == "classes"
+
+
+def typed_labels(where: str, labels: NDArray[Any], label_type: LabelType | None) -> NDArray[Any]:
+    """Labels [n] as integers where they are classes, as floats where they are numbers.
+
+    Args:
+        where: the file, and the labels' name in it.
+        labels: as they were read, numbers or booleans.
+        label_type: what the job says of them, if it does.
+
+    Raises:
+        DataError: one of the classes has a fraction.
+    """
+    floats = labels.dtype.kind == "f"
+    if are_classes(label_type, floats=floats) != floats:
+        return labels
+    if floats:
+        return as_integers(where, labels, "; for a regression say data.label_type: numbers")
+    return labels.astype(np.float64)
+
+
+def doubt(where: str, labels: NDArray[Any], classes: int | None) -> tuple[str, ...]:
+    """A line on labels [n] that may be meant as the other type; for jobs that say no type.
+
+    Args:
+        where: the file or key, and the labels' name in it.
+        labels: of all examples.
+        classes: how many there are; None: the labels are numbers.
+    """
+    if classes is None and np.all(labels == np.rint(labels)):
+        return (
+            f"{where}: all labels are whole numbers, but floats, so they are the targets of a "
+            "regression; if they are classes, say data.label_type: classes",
+        )
+    if classes is not None and 2 * classes > len(labels):
+        return (
+            f"warning: {where}: {classes} classes for {len(labels)} labels; if these are numbers "
+            "to predict (a regression), say data.label_type: numbers, else data.label_type: "
+            "classes",
+        )
+    return ()
 
 
 def require_integers(where: str, labels: NDArray[Any], count: int) -> None:
@@ -29,12 +82,13 @@ def require_integers(where: str, labels: NDArray[Any], count: int) -> None:
         )
 
 
-def as_integers(where: str, values: NDArray[Any]) -> NDArray[Any]:
+def as_integers(where: str, values: NDArray[Any], cure: str = "") -> NDArray[Any]:
     """One integer a row: the values themselves, or int64 where they are floats without fractions.
 
     Args:
         where: the file, and the values' name in it.
         values: as they were read.
+        cure: ends the message on a fraction.
 
     Raises:
         DataError: they are not; it names the first row with a fraction.
@@ -48,7 +102,7 @@ def as_integers(where: str, values: NDArray[Any]) -> NDArray[Any]:
     whole = (np.abs(values) < 2**53) & (values == np.rint(values))
     if not whole.all():
         row = int(np.argmin(whole))
-        raise DataError(f"{where} of row {row} is {values[row]}, expected an integer")
+        raise DataError(f"{where} of row {row} is {values[row]}, expected an integer{cure}")
     return values.astype(np.int64)
 
 

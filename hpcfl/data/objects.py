@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.data.labels import LabelType
 from hpcfl.data.sources.arrays import Arrays
 from hpcfl.errors import DataError
 from hpcfl.user_code.names import DIGITS
@@ -48,6 +49,8 @@ class Data:
     test_owners: Any = None
     """The owner of each test example, where the clients have tests of their own.  Those of an owner
     without training examples are in the whole test set alone."""
+    label_type: LabelType | None = None
+    """What y holds, ``"classes"`` or ``"numbers"``, where its type does not tell."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the file, checked.
@@ -80,7 +83,12 @@ class Data:
                     )
                 place = np.searchsorted(names, tested).clip(max=len(names) - 1)
                 found["client_test"] = np.where(names[place] == tested, place, -1)
-        checked = Arrays(path="data", classes=self.classes, integers=self.integers)
+        checked = Arrays(
+            path="data",
+            classes=self.classes,
+            label_type=self.label_type,
+            integers=self.integers,
+        )
         checked.dataset(Path("data"), found)
         return found
 

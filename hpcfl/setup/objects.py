@@ -279,6 +279,7 @@ class _Objects:
             kind = f"{KeptArrays.__module__}.{KeptArrays.__qualname__}"
             own: dict[str, Any] = {"path": path}
             own |= {} if data.classes is None else {"classes": data.classes}
+            own |= {} if data.label_type is None else {"label_type": data.label_type}
             own |= {"integers": True} if data.integers else {}
             section = {"kind": kind, **division, **own}
         elif (named := self._section("data", data, DataConfig)) is not None:

@@ -53,10 +53,41 @@ def test_whole_floats_are_perhaps_classes(tmp_path):
     dataset = load(tmp_path, x=X, y=Y.astype(np.float32))
     assert dataset.loss == "squared"
     assert dataset.notes == (
-        "data: y holds whole numbers as float32, so they are the targets of a regression; if they "
-        "are classes, store integers",
+        "data: y: all labels are whole numbers, but floats, so they are the targets of a "
+        "regression; if they are classes, say data.label_type: classes",
         NO_TEST,
     )
+
+
+def test_the_job_says_what_labels_are(tmp_path):
+    tested = {"x_test": X, "y_test": Y}
+    found = load(tmp_path, {"label_type": "numbers"}, x=X, y=Y, **tested)
+    assert (found.classes, found.loss, found.notes) == (None, "squared", ())
+    for part in (found.train, found.test):
+        assert part.labels.tolist() == [[float(y)] for y in Y]
+    tested["y_test"] = Y.astype(np.float32)
+    found = load(tmp_path, {"label_type": "classes"}, x=X, y=Y.astype(float), **tested)
+    assert (found.classes, found.loss, found.notes) == (3, "cross_entropy", ())
+    for part in (found.train, found.test):
+        assert part.labels.tolist() == Y.tolist()
+    with pytest.raises(DataError, match=r"y of row 1 is 0.5, expected an integer; for a regres"):
+        load(tmp_path, {"label_type": "classes"}, x=X, y=Y / 2)
+    with pytest.raises(JobError, match=r"data\.classes: .* float targets"):
+        load(tmp_path, {"label_type": "numbers", "classes": 3}, x=X, y=Y)
+
+
+WARNING = (
+    "warning: data: y: {} classes for 6 labels; if these are numbers to predict (a regression), "
+    "say data.label_type: numbers, else data.label_type: classes"
+)
+
+
+def test_a_class_for_more_than_every_second_label_is_a_warning(tmp_path):
+    ages = np.array([0, 18, 21, 18, 19, 3])
+    assert WARNING.format(22) in load(tmp_path, x=X, y=ages).notes
+    for keys in ({"classes": 22}, {"label_type": "classes"}, {"label_type": "numbers"}):
+        notes = load(tmp_path, keys, x=X, y=ages).notes
+        assert not [note for note in notes if note.startswith("warning")]
 
 
 @pytest.mark.parametrize("tests", [{}, {"x_test": X[:0], "y_test": Y[:0]}])
@@ -183,13 +214,15 @@ def test_labels_that_count_from_one_are_refused(tmp_path):
     # The first class has examples to test on.
     dataset = load(tmp_path, x=X, y=Y + 1, x_test=X, y_test=Y)
     assert dataset.classes == 4
-    assert dataset.notes == ("data: 1 of 4 classes have no training example: 0",)
+    missing = "data: 1 of 4 classes have no training example: 0"
+    assert dataset.notes == (WARNING.format(4), missing)
 
 
 def test_classes_without_an_example_are_told(tmp_path):
     assert load(tmp_path, x=X, y=Y).notes == (NO_TEST,)
     assert load(tmp_path, x=X, y=Y / 2).notes == (NO_TEST,)
     assert load(tmp_path, x=X, y=Y * 2).notes == (
+        WARNING.format(5),
         "data: 2 of 5 classes have no training example: 1, 3",
         NO_TEST,
     )

@@ -316,6 +316,25 @@ def test_labels_that_count_from_one(tmp_path):
     assert notes == ("data: 1 of 3 classes have no training example: 2",)
 
 
+@pytest.mark.parametrize("kind", ["int64", "float32"])
+def test_the_job_says_what_labels_are(tmp_path, kind):
+    """They are classes unless it says numbers, floats too."""
+    made(y=([0, 1, 4, 0, 0, 0], datasets.Value(kind))).save_to_disk(tmp_path / "set")
+    found = load(tmp_path / "set", labels="y", label_type="numbers")
+    assert (found.classes, found.loss, found.notes) == (None, "squared", ())
+    assert found.train.labels.tolist() == [[0], [1], [4], [0], [0], [0]]
+    assert found.train.labels.is_floating_point()
+    with pytest.raises(JobError, match=r"data\.classes: data\.label_type is numbers"):
+        load(tmp_path / "set", labels="y", label_type="numbers", classes=5)
+    missing = "data: 2 of 5 classes have no training example: 2, 3"
+    for keys in ({"label_type": "classes"}, {"classes": 5}, {}):
+        found = load(tmp_path / "set", labels="y", **keys)
+        assert (found.classes, found.train.labels.tolist()) == (5, [0, 1, 4, 0, 0, 0])
+        assert found.notes[-1:] == (missing,)
+        assert len(found.notes) == (1 if keys else 2)
+    assert found.notes[0].startswith("warning: data.labels: 5 classes for 6 labels; if these are n")
+
+
 def test_folders_of_a_path_say_nothing_of_columns(tmp_path):
     """pyarrow takes a folder NAME=VALUE for a column NAME, in the place of the file's own."""
     (tmp_path / "label=1" / "writer=me").mkdir(parents=True)
@@ -361,7 +380,17 @@ def test_a_run_of_it(tmp_path, hpcfl, job):
         (
             {"y": ([0, 1, 4.5, 0, 0, 0], datasets.Value("float64"))},
             {"labels": "y"},
-            r"'y' of row 2 is 4\.5, expected an integer",
+            r"'y' of row 2 is 4\.5, expected an integer; for a regression say data\.label_type",
+        ),
+        (
+            {"y": (["1.5"] * 6, TEXT)},
+            {"labels": "y", "label_type": "numbers"},
+            r"'y' of row 0 is the text '1\.5', expected a number",
+        ),
+        (
+            {"y": ([0, 1, float("inf"), 0, 0, 0], datasets.Value("float64"))},
+            {"labels": "y", "label_type": "numbers"},
+            "'y' is not finite in row 2",
         ),
         (
             {"image": ([None, *map(PIL.fromarray, COLOUR[:5])], datasets.Image())},

@@ -69,7 +69,7 @@ def test_columns_of_a_csv(tmp_path):
 
 def test_blanks_at_the_ends_of_names_are_seen(tmp_path):
     """They count, as for pandas: quoted, and a line where names differ in them alone."""
-    notes = load(tmp_path, labelled("aster", "beech", "aster "), label="y").notes
+    notes = load(tmp_path, labelled(*["aster", "beech", "aster "] * 2), label="y").notes
     assert notes[0] == "data.label: in sorted order, aster is class 0, 'aster ' 1, beech 2"
     assert notes[1] == (
         "data.label: 'aster ' and 'aster' differ in blanks alone, and count as two; "
@@ -142,15 +142,17 @@ def test_pyarrow_is_asked_for_by_name(tmp_path, monkeypatch):
     [
         ("0 1 2 1", 3, [0, 1, 2, 1], None),
         ("10 9 10 3", 3, [2, 1, 2, 0], "3 is class 0, 9 1, 10 2"),
+        ("+10 -9 10 3", 3, [2, 0, 2, 1], "-9 is class 0, 3 1, 10 2"),
         ("007 12 007 1", 3, [0, 2, 0, 1], "007 is class 0, 1 1, 12 2"),
         ("NA DE 1 DE", 3, [2, 1, 0, 1], "1 is class 0, DE 1, NA 2"),
         ("True False True True", 2, [1, 0, 1, 1], "False is class 0, True 1"),
+        ("<6 6+ 6+ 7", 3, [2, 0, 0, 1], "6+ is class 0, 7 1, <6 2"),
     ],
 )
 def test_text_and_integers_are_classes_in_sorted_order(tmp_path, labels, classes, numbers, note):
-    found = load(tmp_path, labelled(*labels.split()), label="y")
+    found = load(tmp_path, labelled(*labels.split() * 2), label="y")
     assert (found.classes, found.loss) == (classes, "cross_entropy")
-    assert found.train.labels.tolist() == numbers
+    assert found.train.labels.tolist() == numbers * 2
     note = note and f"data.label: in sorted order, {note}"
     assert found.notes[:-1] == ((note,) if note else ())
     assert found.notes[-1].startswith("data: there are no test examples")
@@ -162,15 +164,109 @@ def test_numbers_with_a_point_are_targets(tmp_path):
     assert (found.classes, found.loss, found.notes) == (None, "squared", ())
     assert found.train.labels.tolist() == [[1], [2.5], [-0.1]]
     (note,) = load(tmp_path, labelled("1.0", "2.0"), label="y", holdout=0.5).notes
-    assert "are the targets of a regression; if they are classes, write integers" in note
+    assert note == (
+        "data.label: all labels are whole numbers, but floats, so they are the targets of a "
+        "regression; if they are classes, say data.label_type: classes"
+    )
 
 
 def test_many_integers_are_perhaps_targets(tmp_path):
-    (note,) = load(tmp_path, labelled(*range(18, 30)), label="y", holdout=0.5).notes
+    (note,) = load(tmp_path, labelled(*[*range(18, 30)] * 2), label="y", holdout=0.5).notes
     assert note.endswith(
-        "26 8, 27 9, ... (12 in all); for a regression write numbers with a decimal point, 18.0 "
-        "for 18"
+        "26 8, 27 9, ... (12 in all); for a regression say data.label_type: numbers"
     )
+
+
+def test_a_class_for_more_than_every_second_label_is_a_warning(tmp_path):
+    warning = (
+        "warning: data.label: 3 classes for 5 labels; if these are numbers to predict (a "
+        "regression), say data.label_type: numbers, else data.label_type: classes"
+    )
+    few, many = ["a", "b", "c", "a", "b", "c"], ["a", "b", "c", "a", "b"]
+    assert warning in load(tmp_path, labelled(*many), label="y").notes
+    for labels, keys in ((few, {}), (many, {"label_type": "classes"})):
+        notes = load(tmp_path, labelled(*labels), label="y", **keys).notes
+        assert not [note for note in notes if "warning" in note]
+
+
+FLOATS = ["4.903", "5.01", "6.5", "7.25", "8.125"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [("+1.25", 1.25), ("   4.903", 4.903), ("1.25  ", 1.25), ("007.5", 7.5), ("1.E+01", 10)],
+)
+def test_what_float_reads_is_a_number(tmp_path, cell, number):
+    found = load(tmp_path, labelled(*FLOATS, cell), label="y")
+    assert (found.classes, found.loss) == (None, "squared")
+    assert found.train.labels[-1].tolist() == [number]
+    whole = load(tmp_path, labelled(*["  12", "7", "12", "+7"] * 2), label="y")
+    assert whole.train.labels.tolist() == [1, 0, 1, 0] * 2
+    named = load(tmp_path, "x,y\n 1,a\n+2,b\n", label="y", inputs={"ward": ("x",)})
+    assert named.named.inputs[0].dtype == torch.int64
+
+
+SPELLINGS = [
+    '"12,5"',
+    '"10,240"',
+    "<6",
+    ">=6",
+    "1.0D+01",
+    "\u22124.9",
+    "10.5%",
+    '"1 000"',
+    "10'240",
+]
+
+
+@pytest.mark.parametrize("parquet", [False, True])
+@pytest.mark.parametrize("cell", [*SPELLINGS, "4.9 kg", "-4.9-"])
+def test_numbers_in_other_spellings_are_no_classes(tmp_path, cell, parquet):
+    """One among numbers is enough, whatever it is."""
+    path, text = tmp_path / "own.csv", cell.strip('"')
+    where = f"{path}:7"
+    if parquet:
+        path, where = write_parquet(tmp_path, x=range(6), y=[*FLOATS, text]), "row 5"
+    else:
+        path.write_text(labelled(*FLOATS, cell), encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        Table(path=str(path), label="y").load(0)
+    line = str(caught.value)
+    assert f"{where}: column 'y' is {text!r}, but most labels are numbers; write it as" in line
+    assert "if the labels are names of classes, say data.label_type: classes" in line
+    found = Table(path=str(path), label="y", label_type="classes").load(0)
+    assert (found.classes, found.loss) == (6, "cross_entropy")
+
+
+@pytest.mark.parametrize("cell", SPELLINGS)
+def test_a_column_in_another_spelling_is_no_classes(tmp_path, cell):
+    with pytest.raises(DataError, match=r":2: column 'y' is .* but most labels are numbers"):
+        load(tmp_path, labelled(*[cell] * 3, "unknown"), label="y")
+    with pytest.raises(
+        DataError, match=r":2: column 'x' is .*; write it as float\(\) of Python re"
+    ):
+        load(tmp_path, f"x,y\n{cell},1.5\n", label="y")
+
+
+def test_the_job_says_what_labels_are(tmp_path):
+    keys = {"label": "y", "holdout": 0.5}
+    integers, floats = labelled(1, 2, 1), labelled(0.5, "1.0", 0.5)
+    found = load(tmp_path, integers, label_type="numbers", **keys)
+    assert (found.classes, found.loss, found.notes) == (None, "squared", ())
+    assert found.train.labels.tolist() == [[1], [2], [1]]
+    found = load(tmp_path, floats, label_type="classes", **keys)
+    assert (found.classes, found.train.labels.tolist()) == (2, [0, 1, 0])
+    assert found.notes == ("data.label: in sorted order, 0.5 is class 0, 1.0 1",)
+    found = load(tmp_path, labelled("007", "012"), label_type="numbers", **keys)
+    assert found.train.labels.tolist() == [[7], [12]]
+    with pytest.raises(DataError, match=r":4: column 'y' is 'b', but data.label_type is numbers"):
+        load(tmp_path, labelled(1, 2, "b", "c"), label_type="numbers", **keys)
+
+
+def test_a_missing_label_among_numbers_in_other_spellings(tmp_path):
+    for cell in ("NA", ".", "#N/A", "-"):
+        with pytest.raises(DataError, match=rf":3: column 'y' is missing \('{cell}'\)"):
+            load(tmp_path, labelled("1.5", cell, "<6", "2.5"), label="y")
 
 
 def write_parquet(tmp_path, **columns):

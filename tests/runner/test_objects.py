@@ -179,6 +179,34 @@ def test_lists_that_are_no_sentences(x, integers, error):
     assert "\n" not in str(found.value)
 
 
+def test_lists_in_an_array_of_objects_or_a_series():
+    """As a tokenizer or pandas gives them: the line says what makes lists of them."""
+    pandas = pytest.importorskip("pandas", reason="pandas is absent")
+    for rows in ([[1, 2], [3, 4]], [[1, 2], [3]]):
+        objects = np.empty(2, object)
+        objects[:] = rows
+        for x in (objects, pandas.Series(rows)):
+            for given in (x, {"ids": x}):
+                with pytest.raises(DataError, match=r"pass the \.tolist\(\) of a Series or"):
+                    hpcfl.Data((given, [0, 1])).arrays()
+            lists = hpcfl.Data((x.tolist(), [0, 1]), integers=True).arrays()["x"]
+            assert lists.tolist() == [[1, 2], [3, *rows[1][1:], *[0] * (2 - len(rows[1]))]]
+    with pytest.raises(DataError, match=r"at most 64 bits$"):
+        hpcfl.Data((np.array(["a", "b"], object), [0, 1])).arrays()
+
+
+def test_labels_of_objects_are_what_the_caller_says(tmp_path):
+    x, y, _ = examples()
+    given = hpcfl.Data((x[:90], y[:90]), (x[90:], y[90:]), label_type="numbers")
+    job = {**JOB, "data": {"clients": 4}}
+    done = hpcfl.run(job, data=given, out=tmp_path / "run")
+    assert "test_loss" in done.log[-1]
+    assert "test_accuracy" not in done.log[-1]
+    assert hpcfl.check(tmp_path / "run" / "job.yaml", load=True).parameters == 6
+    with pytest.raises(JobError, match=r"data\.label_type: .*'classes' or 'numbers'"):
+        hpcfl.check(job, data=hpcfl.Data((x, y), label_type="regression"), load=True)
+
+
 @pytest.mark.parametrize("dtype", [object, np.dtypes.StringDType()])
 def test_owners_as_pandas_has_them(dtype):
     """Strings in an array of Python objects, or in numpy's type of strings of any length."""

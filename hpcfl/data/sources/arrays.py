@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.labels import as_integers, count_of, missing_classes
+from hpcfl.data.labels import (
+    LabelType,
+    as_integers,
+    count_of,
+    doubt,
+    missing_classes,
+    typed_labels,
+)
 from hpcfl.data.named_inputs import NamedInputs
 from hpcfl.data.partition import ExampleRows, rows_of_clients, rows_of_owners
 from hpcfl.errors import DataError, JobError
@@ -35,6 +42,8 @@ class Arrays(DataConfig):
     """The .npz file."""
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""
+    label_type: LabelType | None = None
+    """What y holds, classes or numbers; if absent integers are classes and floats are numbers."""
     integers: bool = False
     """Whether the model gets x as int64, such as numbers of words, for an embedding."""
 
@@ -62,6 +71,12 @@ class Arrays(DataConfig):
                 )
         if not len(next(iter(x.values()))):
             raise DataError(f"{path}: x has no example")
+        labels: dict[str, NDArray[Any]] = {
+            name: typed_labels(f"{path}: {name}", arrays[name], self.label_type)
+            for name in ("y", "y_test")
+            if name in arrays
+        }
+        arrays = {**arrays, **labels}
         classes = self._classes(path, arrays)
         inputs, tests, named = stored(f"{path}", x, x_test)
         train = _examples(path, inputs, arrays["y"], classes, "x", "y")
@@ -83,10 +98,11 @@ class Arrays(DataConfig):
             notes=(
                 *(() if self.integers else (note for one in x.values() for note in _notes(one))),
                 *(
-                    _whole(arrays["y"])
-                    if classes is None
-                    else missing_classes(arrays["y"], classes)
+                    doubt("data: y", arrays["y"], classes)
+                    if self.label_type is None and self.classes is None
+                    else ()
                 ),
+                *(() if classes is None else missing_classes(arrays["y"], classes)),
                 *(() if test is not None and len(test.labels) else (_NO_TEST,)),
             ),
         )
@@ -187,16 +203,6 @@ def to_indices(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tens
     return inputs.to(torch.int64)
 
 
-def _whole(targets: NDArray[Any]) -> tuple[str, ...]:
-    """A line about targets that may be meant as classes; empty if they are no whole numbers."""
-    if np.any(targets != np.rint(targets)):
-        return ()
-    return (
-        f"data: y holds whole numbers as {targets.dtype}, so they are the targets of a regression; "
-        "if they are classes, store integers",
-    )
-
-
 def _notes(x: NDArray[Any]) -> tuple[str, ...]:
     """Lines about inputs that may be images as files have them: integers, channels last."""
     notes = []
@@ -216,9 +222,11 @@ def _notes(x: NDArray[Any]) -> tuple[str, ...]:
 def _check(path: Path, name: str, array: NDArray[Any]) -> None:
     """Refuse an array that is not of finite numbers, or has no dimension."""
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or array.ndim == 0:
+        objects = array.dtype.kind == "O" and array.size and not isinstance(array.flat[0], str)
+        cure = "; pass the .tolist() of a Series or of an array of lists" if objects else ""
         raise DataError(
             f"{path}: {name} is {array.dtype} of shape {array.shape}, expected an array of "
-            "integers or floats of at most 64 bits"
+            f"integers or floats of at most 64 bits{cure}"
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0][0])

@@ -15,11 +15,18 @@ from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
-from hpcfl.data.labels import as_integers, count_of, missing_classes
+from hpcfl.data.labels import (
+    LabelType,
+    as_integers,
+    count_of,
+    doubt,
+    missing_classes,
+    typed_labels,
+)
 from hpcfl.data.partition import ExampleRows, rows_of_owners
 from hpcfl.data.sources.arrays import cast
 from hpcfl.data.tables import package_errors, read_parquet
-from hpcfl.errors import DataError
+from hpcfl.errors import DataError, JobError
 from hpcfl.io.packages import refuse_shadow
 from hpcfl.io.regular import check_regular
 from hpcfl.types import Count, Examples, PathText
@@ -40,7 +47,9 @@ class Huggingface(DataConfig):
     inputs: str = "image"
     """The column of inputs: images of one size, or numbers, as many in each row."""
     labels: str = "label"
-    """The column of labels: class labels or integers from 0."""
+    """The column of labels: class labels, integers from 0, or numbers."""
+    label_type: LabelType | None = None
+    """What labels are, classes or numbers; if absent classes, 4.0 for 4 among them."""
     client: str | None = None
     """The column that says who owns an example; if absent nobody does."""
     train: str = "train"
@@ -54,7 +63,7 @@ class Huggingface(DataConfig):
         """Decode both splits into memory: images as bytes.
 
         Raises:
-            JobError: the package ``datasets`` is not installed.
+            JobError: the package ``datasets`` is not installed, or ``classes`` given of numbers.
             DataError: the files are damaged or of another kind.
         """
         splits = _splits(Path(self.path), {self.train, self.test or "test"})
@@ -63,7 +72,12 @@ class Huggingface(DataConfig):
                 found = ", ".join(splits) or f"none, expected such as {name}.parquet"
                 raise DataError(f"{self.path}: has no split {name!r}; found {found}")
         train, test = splits[self.train], splits.get(self.test or "test")
-        classes = self.classes or _classes(train, test, self.labels)
+        declared = self.classes or _declared(train, self.labels)
+        classes = None
+        if self.label_type != "numbers":
+            classes = declared or _count(train, test, self.labels)
+        elif self.classes is not None:
+            raise JobError("data.classes: data.label_type is numbers, which are no classes")
         examples = _examples(train, self.inputs, self.labels, classes)
         tests = None if test is None else _examples(test, self.inputs, self.labels, classes)
         if tests is not None and tests.inputs.shape[1:] != examples.inputs.shape[1:]:
@@ -71,14 +85,16 @@ class Huggingface(DataConfig):
                 f"{self.path}: {self.inputs!r} is of shape {tuple(examples.inputs.shape[1:])} for "
                 f"training, of {tuple(tests.inputs.shape[1:])} for testing"
             )
+        labels = examples.labels.numpy()
+        doubts = () if declared or self.label_type else doubt("data.labels", labels, classes)
         return Dataset(
             train=examples,
             test=tests,
             natural=None if self.client is None else _owned(train, self.client),
             classes=classes,
-            loss="cross_entropy",
+            loss="squared" if classes is None else "cross_entropy",
             transform=_unit if train.is_image(self.inputs) else cast,
-            notes=missing_classes(examples.labels.numpy(), classes),
+            notes=(*doubts, *(() if classes is None else missing_classes(labels, classes))),
         )
 
 
@@ -256,13 +272,16 @@ def _package_errors(where: str) -> AbstractContextManager[None]:
     )
 
 
-def _classes(train: TableSplit, test: TableSplit | None, name: str) -> int:
-    """The number of classes that the column declares, or that its largest label implies."""
+def _declared(train: TableSplit, name: str) -> int | None:
+    """The number of classes that the column declares, if it does."""
     declared: int | None = getattr(train.table.features.get(name), "num_classes", None)
-    if declared is not None:
-        return declared
-    labels = _labels(train, name)
-    tests = None if test is None else _labels(test, name)
+    return declared
+
+
+def _count(train: TableSplit, test: TableSplit | None, name: str) -> int:
+    """The number of classes that the largest label implies."""
+    labels = _labels(train, name, "classes")
+    tests = None if test is None else _labels(test, name, "classes")
 
     def subtract(lowest: int) -> str:
         return f"of each split: data.map(lambda row: {{{name!r}: row[{name!r}] - {lowest}}})"
@@ -270,32 +289,44 @@ def _classes(train: TableSplit, test: TableSplit | None, name: str) -> int:
     return count_of(f"{train.where}: {name!r}", labels, tests, subtract)
 
 
-def _labels(split: TableSplit, name: str) -> NDArray[Any]:
-    """The labels [n], integers.
+def _labels(split: TableSplit, name: str, label_type: LabelType) -> NDArray[Any]:
+    """The labels [n], integers of classes or finite floats.
 
     Raises:
         DataError: they are not.
     """
-    labels = split.column(name)
+    labels, where = split.column(name), f"{split.where}: {name!r}"
     if labels.ndim == 1 and labels.dtype.kind == "U":
+        expected = "a number"
+        if label_type == "classes":
+            expected = f"integers from 0: data.class_encode_column({name!r}) numbers the classes"
+        raise DataError(f"{where} of row 0 is the text {str(labels[0])!r:.40}, expected {expected}")
+    if labels.ndim != 1 or labels.dtype.kind not in "biuf":
         raise DataError(
-            f"{split.where}: {name!r} of row 0 is the text {str(labels[0])!r:.40}, expected "
-            f"integers from 0: data.class_encode_column({name!r}) numbers the classes"
+            f"{where} is {labels.dtype} of shape {labels.shape}, expected one integer a row"
         )
-    return as_integers(f"{split.where}: {name!r}", labels)
+    if label_type == "numbers":
+        _require_finite(split, name, labels)
+    return typed_labels(where, labels, label_type)
 
 
-def _examples(split: TableSplit, inputs: str, labels: str, classes: int) -> Examples:
-    """Checked tensors: images uint8 [n, H, W, C] or numbers [n, ...], and int64 [n]."""
-    x, y = split.column(inputs), _labels(split, labels)
+def _require_finite(split: TableSplit, name: str, values: NDArray[Any]) -> None:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        row = int(np.argwhere(~np.isfinite(values))[0][0])
+        raise DataError(f"{split.where}: {name!r} is not finite in row {row}")
+
+
+def _examples(split: TableSplit, inputs: str, labels: str, classes: int | None) -> Examples:
+    """Checked: images uint8 [n, H, W, C] or numbers [n, ...], and int64 [n] or floats [n, 1]."""
+    x, y = split.column(inputs), _labels(split, labels, "numbers" if classes is None else "classes")
     if x.dtype.kind not in "iuf":
         raise DataError(
             f"{split.where}: column {inputs!r} holds {x.dtype} of shape {x.shape}; expected images "
             "or numbers, of one size in all rows"
         )
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        row = int(np.argwhere(~np.isfinite(x))[0][0])
-        raise DataError(f"{split.where}: {inputs!r} is not finite in row {row}")
+    _require_finite(split, inputs, x)
+    if classes is None:
+        return Examples(torch.from_numpy(x), torch.from_numpy(y)[:, None])
     wrong = (y < 0) | (y >= classes)
     if wrong.any():
         row = int(np.argmax(wrong))

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.labels import missing_classes
+from hpcfl.data.labels import LabelType, are_classes, doubt, missing_classes
 from hpcfl.data.partition import rows_of_clients, rows_of_owners
 from hpcfl.data.sources.arrays import cast, stored
 from hpcfl.data.tables import (
@@ -33,9 +33,16 @@ from hpcfl.errors import DataError
 from hpcfl.io.packages import refuse_shadow
 from hpcfl.types import Examples, IntArray, PathText
 
-_INTEGER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)  # 007 is a name
-_NUMBER = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
-_MISSING = {"", "?", "-", "na", "n/a", "nan", "<na>", "none", "null"}  # in place of a number
+_INTEGER = re.compile(r"[-+]?(0|[1-9]\d*)", re.ASCII)
+_DIGITS = re.compile(r"[-+]?\d+", re.ASCII)  # also 007, the name of a class or client
+_MISSING = {"", "?", "-", ".", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
+"""Words in the place of a number."""
+_SPELLINGS = str.maketrans(
+    {"\u2212": "-", "D": "e", "d": "e", **dict.fromkeys(",'\u2019\xa0\u202f %<>=~")}
+)
+"""What changes numbers as other programs and people write them, 10,240 and 1.0D+01 and <6, so that
+``float`` reads them."""
+_WRITE = "write it as float() of Python reads it, such as 12.5 or -1e-3, without , % < or a unit"
 _TRUTH = {"true": 1.0, "false": 0.0}
 _UNNAMED = re.compile(r"(Unnamed: \d+)?")  # as pandas calls a column without a title
 _EXACT = 2**53  # from here on float64, in which the cells are read, has not all integers
@@ -44,10 +51,6 @@ _PARTS = ("train", "test")
 _NO_TEST = (
     "data: there are no test examples (data.split, data.holdout), so nothing is scored on them"
 )
-_WHOLE = (
-    "data.label: the numbers are whole, and have a decimal point, so they are the targets of a "
-    "regression; if they are classes, write integers",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +58,15 @@ class Table(DataConfig):
     """An example a row; columns are the inputs, the label, and perhaps the client and the part.
 
     Text or integers in the column of labels are classes, in sorted order (cross-entropy); numbers
-    with a decimal point are targets (mean of r^2 / 2).
+    of which one is no integer are targets (mean of r^2 / 2).
     """
 
     path: PathText
     """A parquet file, or a CSV file with a header, separated by commas, semicolons or tabs."""
     label: str
     """The column of labels."""
+    label_type: LabelType | None = None
+    """What labels are, classes or numbers; if absent text and integers are classes."""
     inputs: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
     """The columns of inputs [n, columns], numbers; if absent all that no other key names. {NAME:
     [columns], ...} are several inputs; one whose columns hold integers alone is int64."""
@@ -192,17 +197,50 @@ class Table(DataConfig):
 
     def _labels(self, table: "_Rows") -> tuple[NDArray[Any], int | None, tuple[str, ...]]:
         """Classes [n] and how many, or targets [n, 1] and None; and lines for the user."""
-        values = table.columns[self.label]
-        if isinstance(values[0], float):
-            targets = np.array(values)[:, None]
-            return targets, None, _WHOLE if np.all(targets == np.rint(targets)) else ()
+        values = self._numbers_or_names(table)
+        doubted = self.label_type is None
+        if not are_classes(self.label_type, floats=isinstance(values[0], float)):
+            targets = np.array(values, dtype=np.float64)
+            return targets[:, None], None, doubt("data.label", targets, None) if doubted else ()
         labels, names = _numbered(values)
+        notes = doubt("data.label", labels, len(names)) if doubted else ()
         if names == [*range(len(names))]:
-            return labels, len(names), ()
+            return labels, len(names), notes
         note = f"data.label: in sorted order, {_listed('class', names)}"
-        if isinstance(names[0], int) and len(names) > _LISTED:
-            note += "; for a regression write numbers with a decimal point, 18.0 for 18"
-        return labels, len(names), (note, *_blanks("data.label", names))
+        if doubted and isinstance(names[0], int) and len(names) > _LISTED:
+            note += "; for a regression say data.label_type: numbers"
+        return labels, len(names), (note, *notes, *_blanks("data.label", names))
+
+    def _numbers_or_names(self, table: "_Rows") -> list[Any]:
+        """The labels, after texts that may be meant as numbers were refused.
+
+        Raises:
+            DataError: most labels are numbers, or the job says that all are, and one is not; in the
+                place of a number is a word for a missing one.
+        """
+        values = table.columns[self.label]
+        if not isinstance(values[0], str) or self.label_type == "classes":
+            return values
+        distinct = {*values}
+        others = {text for text in distinct if not _is_number(text)}
+        if self.label_type != "numbers":
+            if not others:  # names of digits: 007 is not 7
+                return values
+            missing = {text for text in others if text.strip().lower() in _MISSING}
+            alike = {text for text in distinct - missing if _is_number(_respelled(text))}
+            given = sum(text not in missing for text in values)
+            if 2 * sum(text in alike for text in values) <= given:
+                return values
+        if others:
+            row = next(row for row, text in enumerate(values) if text in others)
+            if values[row].strip().lower() in _MISSING:
+                raise _missing(table.where(row), self.label, values[row])
+            known = "data.label_type is numbers" if self.label_type else "most labels are numbers"
+            raise DataError(
+                f"{table.where(row)}: column {self.label!r} is {values[row]!r:.40}, but {known}; "
+                f"{_WRITE}; if the labels are names of classes, say data.label_type: classes"
+            )
+        return [*map(float, values)]
 
 
 class _Rows(NamedTuple):
@@ -228,7 +266,7 @@ def _from_csv(path: Path, groups: Mapping[str, Sequence[str]], others: Sequence[
     texts: list[list[str]] = [[] for _ in others]
     for row in read_table(path, [*inputs, *others]):
         numbers.extend(_numbers(row, inputs))
-        whole = {k for k in whole if _INTEGER.fullmatch(row.values[k])}
+        whole = {k for k in whole if _INTEGER.fullmatch(row.values[k].strip())}
         for column, text in zip(texts, row.values[width:], strict=True):
             column.append(text)
 
@@ -295,9 +333,9 @@ def _typed(texts: list[str], name: str, where: Callable[[int], str]) -> list[Any
     values = {*texts}
     given = {text for text in values if text.strip().lower() not in _MISSING}
     number: type | None = None
-    if all(_INTEGER.fullmatch(text) for text in given):
+    if all(_INTEGER.fullmatch(text.strip()) for text in given):
         number = int
-    elif all(_NUMBER.fullmatch(text) for text in given):
+    elif all(map(_is_number, given)) and not all(_DIGITS.fullmatch(text.strip()) for text in given):
         number = float
     missing = {text for text in values if not text.strip()} if number is None else values - given
     if missing:
@@ -308,6 +346,20 @@ def _typed(texts: list[str], name: str, where: Callable[[int], str]) -> list[Any
     converted = [number(text) for text in texts]
     _require_finite(converted, name, where)
     return converted
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number as Python writes it, between blanks."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def _respelled(text: str) -> str:
+    """A text as Python would write it, if it is a number."""
+    return text.translate(_SPELLINGS)
 
 
 def _from_parquet(path: Path, groups: Mapping[str, Sequence[str]], others: Sequence[str]) -> _Rows:
@@ -357,10 +409,7 @@ def _parquet_values(column: Any, name: str, where: Callable[[int], str]) -> list
         )
     if values and isinstance(values[0], float):
         _require_finite(values, name, where)
-    for row, value in enumerate(values):
-        if isinstance(value, str) and not value.strip():
-            raise _missing(where(row), name, value)
-    return values
+    return _typed(values, name, where) if values and isinstance(values[0], str) else values
 
 
 def _parquet_columns(path: Path) -> ParquetColumns:
@@ -386,11 +435,15 @@ def _missing(where: str, name: str, text: str) -> DataError:
 
 
 def _text(where: str, name: str, text: str) -> DataError:
-    return DataError(
-        f"{where}: column {name!r} is {text!r:.40}, expected a number; leave a column of text out "
-        "of data.inputs, or write it as numbers, such as by "
+    cure = (
+        "leave a column of text out of data.inputs, or write it as numbers, such as by "
         f"pandas.get_dummies(table, columns=[{name!r}])"
     )
+    if _is_number(text):
+        cure = f"store numbers instead of text: table[{name!r}].astype(float)"
+    elif _is_number(_respelled(text)):
+        cure = _WRITE
+    return DataError(f"{where}: column {name!r} is {text!r:.40}, expected a number; {cure}")
 
 
 def _require_finite(numbers: Any, name: str, where: Callable[[int], str]) -> None:
