@@ -160,7 +160,7 @@ def draw(panels: list[Panel], path: Path) -> None:
             *panel.optimum, "*", color="gold", markeredgecolor="black", markersize=12,
             linestyle="none", label="minimum of the mean loss",
         )  # fmt: skip
-        axes.set_title(panel.title)
+        axes.set_title(panel.title, parse_math=False)
         axes.set_xlabel("first coordinate of the model")
         axes.set_ylabel("second coordinate")
     for axes in list(places)[len(panels) :]:

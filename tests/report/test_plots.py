@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, printable
 from hpcfl.report.plots import Plot, PlotStyle, curves, plot_partition
 from hpcfl.report.plots.drawing import Curve, choose_looks
-from hpcfl.report.plots.figure import COLOURS, FigureSize
+from hpcfl.report.plots.figure import COLOURS, FigureSize, save
 from hpcfl.run_dir.record import RunRecord
 
 
@@ -235,6 +235,27 @@ def test_mathematics_that_matplotlib_cannot_read(tmp_path):
         Plot([run("one")], [tmp_path / "x.png"], style=PlotStyle(ylabel="$\\foo$"))
     assert "\n" not in str(error.value)
     Plot([run("one")], [tmp_path / "x.png"], style=PlotStyle(xlabel="cost, $")).draw()
+
+
+NAMES = ["lr$\\foo$", "$", "a_1$^", "b\udcff", "c\x07"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_written_as_they_are(tmp_path, drawn, name):
+    """Dollar signs of the user's are no mathematics; what no text may hold is escaped."""
+    settings = {"algorithm.name": "fedavg", "data.kind": name}
+    runs = [seeded(f"{name}{k}", k, 0.1, 1.0, **settings) for k in range(2)]
+    runs = [replace(run, settings={**run.settings, "seed": 0}) for run in runs]
+    runs = [replace(run, log=tuple({**e, name: e["drift"]} for e in run.log)) for run in runs]
+    plot(runs, tmp_path / "x.png", name)
+    save(drawn[0], [tmp_path / f"x.{form}" for form in ("png", "pdf", "svg")])
+    (axes,) = drawn[0].axes
+    shown = printable(name)
+    assert sorted(legend(axes)) == [f"fedavg, {shown}{k}" for k in range(2)]
+    assert axes.get_title() == shown
+    assert axes.get_ylabel() == shown.replace("_", " ")
+    texts = [axes.title, axes.yaxis.label, *axes.get_legend().get_texts()]
+    assert not any(text.get_parse_math() for text in texts)
 
 
 @pytest.mark.parametrize("size", ["7x4.5", "3.3x2.5", " 40x1 "])

@@ -10,7 +10,7 @@ from statistics import fmean
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from hpcfl.errors import JobError
+from hpcfl.errors import JobError, printable
 from hpcfl.evaluation.run_score import Quantity, is_of_x
 from hpcfl.evaluation.score_names import SCORES, score_named
 from hpcfl.job.registry import suggestion
@@ -181,8 +181,8 @@ class Plot:
         figure, axes = new_figure(width, height, down, across)
         room = int(LETTERS * width / across)
         for place, (title, curves) in zip(axes, panels.items(), strict=False):
-            texts = [fill(text, room) for text in (title, self._style.note) if text]
-            place.set_title("\n".join(texts), fontsize="medium")
+            texts = [fill(printable(text), room) for text in (title, self._style.note) if text]
+            place.set_title("\n".join(texts), fontsize="medium", parse_math=False)
             self._draw(place, curves, looks)
         for place in axes[len(panels) :]:
             place.remove()
@@ -225,9 +225,12 @@ class Plot:
             axes.set_yscale("log")
         style, unit = self._style, ", %" if score.percent else ""
         axes.set_xlabel(along if style.xlabel is None else style.xlabel)
-        keys = {self._key_of(run) for run in self._runs}
-        scale = f"{(keys.pop() if len(keys) == 1 else score.key).replace('_', ' ')}{unit}"
-        axes.set_ylabel(scale if style.ylabel is None else style.ylabel)
+        if style.ylabel is None:
+            keys = {self._key_of(run) for run in self._runs}
+            scale = f"{(keys.pop() if len(keys) == 1 else score.key).replace('_', ' ')}{unit}"
+            axes.set_ylabel(printable(scale), parse_math=False)
+        else:
+            axes.set_ylabel(style.ylabel)
         axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
         if self._x == "rounds":
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hpcfl.algorithms import ALGORITHMS
+from hpcfl.errors import printable
 from hpcfl.report.plots.figure import COLOURS
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Curve(NamedTuple):
     @property
     def label(self) -> str:
         """The line of the legend."""
-        return fill(self.name + self.progress_note, LABEL)
+        return fill(printable(self.name + self.progress_note), LABEL)
 
 
 def has_room(curves: Sequence[Curve]) -> bool:
@@ -127,8 +128,10 @@ def add_legend(axes: Axes, curves: Sequence[Curve], *, few: bool) -> None:
     lines = [line for line in axes.lines if line.get_label() in ends]
     lines.sort(key=lambda line: -ends[str(line.get_label())])
     if few:
-        axes.legend(handles=lines, loc="best", framealpha=0.8, edgecolor="none")
+        legend = axes.legend(handles=lines, loc="best", framealpha=0.8, edgecolor="none")
     else:
-        axes.legend(
+        legend = axes.legend(
             handles=lines, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize="small"
         )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a dollar sign in a name begins no formula
