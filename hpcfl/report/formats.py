@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hpcfl.errors import one_line, printable
 from hpcfl.io.table import UNLIMITED, least_width, render_tables
-from hpcfl.report.table import Report, Table
+from hpcfl.report.table import Report, Table, Value
 
 _WIDE = 48  # columns of the settings, which are wrapped
 # Titles of columns of text.
@@ -30,6 +30,7 @@ _ESCAPES = {
 _ESCAPED = re.compile("|".join(map(re.escape, _ESCAPES)))
 # Characters that Markdown does not print as they are: everywhere, and where a line begins.
 _MARKDOWN = re.compile(r"[\\`*<|]|^[>#]")
+_FORMULA = ("=", "+", "-", "@")  # how a formula of a spreadsheet begins
 
 
 def tables(report: Report) -> list[RichTable]:
@@ -160,9 +161,20 @@ def escaped(text: str) -> str:
 
 
 def to_csv(report: Report) -> str:
-    """The values as CSV; absent values are empty."""
+    """The values as CSV; absent values are empty.
+
+    A text that a spreadsheet would take for a formula has an apostrophe in front of it.
+    """
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(report.values[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(report.values)
+    keys = list(report.values[0])
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(_cell, keys))
+    writer.writerows([_cell(row[key]) for key in keys] for row in report.values)
     return out.getvalue()
+
+
+def _cell(value: Value) -> Value:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)  # a carriage return, which is not quoted, would begin another row
+    return f"'{text}" if text.startswith(_FORMULA) else text

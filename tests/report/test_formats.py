@@ -38,6 +38,21 @@ def test_titles_and_cells_are_printed_as_they_are(text):
     assert list(csv.reader(io.StringIO(to_csv(report)))) == [[text, "accuracy"], [text, "80"]]
 
 
+@pytest.mark.parametrize("begin", "=+-@")
+def test_no_text_of_a_csv_is_a_formula_of_a_spreadsheet(begin):
+    name = f"{begin}HYPERLINK(A1)"
+    values = [
+        {"run": name, name: -0.5, "loss": None},
+        {"run": f"a{begin}b\r{name}", name: 1e-9, "loss": -2.0},
+    ]
+    read = list(csv.reader(io.StringIO(to_csv(Report([], values)), newline="")))
+    assert read == [
+        ["run", f"'{name}", "loss"],
+        [f"'{name}", "-0.5", ""],
+        [f"a{begin}b {name}", "1e-09", "-2.0"],
+    ]
+
+
 def test_a_row_of_latex_does_not_begin_with_an_option_of_the_line_above():
     assert (escaped("[1pt]"), escaped("*")) == ("{[}1pt]", "{*}")
 
