@@ -1,9 +1,13 @@
 """The documents: what they point at exists."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from hpcfl.job.schema import Job
+from hpcfl.job.settings import WITHOUT_EFFECT
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -33,3 +37,20 @@ def test_the_files_that_a_page_names_exist(page):
     tops = [ROOT, ROOT / "hpcfl", *(path for path in (ROOT / "hpcfl").iterdir() if path.is_dir())]
     tops += [ROOT / "hpcfl/data/sources"]
     assert [name for name in named if not any((top / name).exists() for top in tops)] == []
+
+
+SECTIONS = {field.name for field in fields(Job)}
+
+
+def test_the_sections_that_pages_name_are_of_a_job():
+    """By `section.*`, which is every key of it."""
+    named = {name for path in DOCUMENTS for name in re.findall(r"`(\w+)\.\*`", path.read_text())}
+    assert len(named) > 5
+    assert named <= SECTIONS
+
+
+def test_the_keys_that_count_in_no_report_are_named():
+    text = (ROOT / "docs/howto/reports.md").read_text()
+    listed = re.search(r"Some keys do not count: ([^.]*(?:\.\w+[^.]*)*)\. ", text)[1]
+    named = {name.partition(".")[0] for name in re.findall("`([a-z_.]+)`", listed)}
+    assert named == {*WITHOUT_EFFECT} & SECTIONS | {"store", "threads", "device"}
