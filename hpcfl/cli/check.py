@@ -37,7 +37,7 @@ from hpcfl.types import IntArray, Section
 from hpcfl.user_code.names import short_name
 
 _WHAT = ("down", "up", "kept")  # of what a client receives, sends and keeps
-FEW = 20  # clients whose classes are counted one by one
+FEW = 20  # clients whose classes are counted, or inputs whose ranges are given, one by one
 
 
 @dataclass(frozen=True)
