@@ -24,6 +24,19 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing; their names survive a loss of power.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    absent = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in absent:
+        with suppress(PermissionError):  # to write there does not take permission to read
+            sync_folder(folder.parent)
+
+
 def write_file(
     path: Path,
     content: bytes,

@@ -42,7 +42,7 @@ import torch
 from hpcfl.comm.heartbeat import are_written
 from hpcfl.errors import REPEAT, DataError, JobError, StoreError, file_error
 from hpcfl.io import checksum, regular
-from hpcfl.io.atomic import PART, write_file
+from hpcfl.io.atomic import PART, make_folder, write_file
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
@@ -174,7 +174,7 @@ class RunDir:
             raise JobError(f"{self.root}: holds a sweep's runs; choose another with --out")
         self._refuse_nesting()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root)
             self.checkpoints.mkdir(exist_ok=True)
             self.stores.mkdir(exist_ok=True)
         except OSError as e:

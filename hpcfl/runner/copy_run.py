@@ -23,7 +23,7 @@ from hpcfl.comm.failure import raise_collectively
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
 from hpcfl.io import regular
-from hpcfl.io.atomic import PART, sync_folder, write_by, write_file
+from hpcfl.io.atomic import PART, make_folder, sync_folder, write_by, write_file
 from hpcfl.io.files import present
 from hpcfl.job.settings import flatten, written
 from hpcfl.run_dir.branches import Branch, parse_branches, write_branches
@@ -157,7 +157,7 @@ def _clear(part: RunDir) -> None:
         JobError: it holds what no start of a copy has written.
     """
     part.refuse_foreign(alone=True)
-    part.root.mkdir(parents=True, exist_ok=True)
+    make_folder(part.root)
     part.lock("another start that copies")
     for path in part.root.iterdir():
         if path.is_dir():

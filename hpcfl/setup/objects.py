@@ -26,7 +26,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.errors import DataError, JobError, StoreError, as_job_error, file_error
 from hpcfl.io import regular
-from hpcfl.io.atomic import PART, write_by
+from hpcfl.io.atomic import PART, make_folder, write_by
 from hpcfl.job.record import is_record
 from hpcfl.job.registry import REGISTRIES
 from hpcfl.job.run_name import RUNS, run_name
@@ -148,7 +148,7 @@ class KeptFiles:
             return
         folder.refuse_log_without_checkpoint()  # before files that it needs are deleted
         try:
-            folder.kept.mkdir(parents=True, exist_ok=True)
+            make_folder(folder.kept)
         except OSError as e:
             message = f"{folder.kept}: cannot be made: {e.strerror}; choose another with out="
             raise file_error(e, message, JobError) from e

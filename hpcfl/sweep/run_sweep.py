@@ -22,6 +22,7 @@ import torch
 from hpcfl.comm.launcher import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import DiskError, HpcflError, JobError, Stopped, SweepError, file_error
+from hpcfl.io.atomic import make_folder
 from hpcfl.io.cgroups import core_quotas, usable_cores
 from hpcfl.io.files import present
 from hpcfl.job.schema import LoadedJob
@@ -155,7 +156,7 @@ def _make_root(root: Path) -> None:
         )
     RunDir(root).refuse_inside_run()
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
     except OSError as e:
         message = f"{root}: cannot be made: {e.strerror}; choose another with --out"
         raise file_error(e, message, JobError) from e
