@@ -380,9 +380,8 @@ def _newest(run: Path) -> int:
 
 
 def _starts_in_history(run: Path) -> int:
-    """How many lines the history of a run has; 0 where there is none."""
-    file = run / _HISTORY
-    return read(file).count(b"\n") if present(file) else 0
+    """How many entries the history of a run has; 0 where there is none."""
+    return len(_history(run))
 
 
 def _history(run: Path) -> list[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ _LINE = re.compile(rb"(?P<body>.*) #(?P<sum>[0-9a-f]{8})", re.DOTALL)
 # A line that is being appended may be incomplete, which is no damage.  Bytes after its checksum
 # are damage, for instance a line break that became another character.
 _OVERLONG_JSON = re.compile(rb', "crc32": \d{1,10}\}.', re.DOTALL)
+_END_OF_JSON = re.compile(rb', "crc32": \d{1,10}\}')
 _OVERLONG_LINE = re.compile(rb" #[0-9a-f]{8}.", re.DOTALL)
 
 
@@ -44,6 +45,11 @@ def is_checked_json(content: bytes) -> bool:
 def is_json_prefix(tail: bytes) -> bool:
     """Whether bytes after the last line break may be the beginning of a JSON line."""
     return _OVERLONG_JSON.search(tail) is None
+
+
+def ends_json(content: bytes) -> bool:
+    """Whether there is the end of a JSON line in bytes, which may be damaged otherwise."""
+    return _END_OF_JSON.search(content) is not None
 
 
 def add_to_line(text: bytes) -> bytes:

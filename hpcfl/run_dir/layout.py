@@ -96,6 +96,8 @@ class RunDir:
         # What was read or written under the lock, which keeps other processes from changing it.
         self._job: bytes | None = None
         self._history: list[dict[str, Any]] | None = None
+        self.history_note: str | None = None
+        """What a start left out of the history, for its user; None if nothing."""
         self._held_paths: list[HeldPath] = []
 
     def __enter__(self) -> Self:
@@ -507,18 +509,25 @@ class RunDir:
             self._history = written
 
     def history_entries(self) -> list[dict[str, Any]]:
-        """The history as ``read_history`` returns it; under the lock it is read once.
+        """The history as ``read_history`` returns it; under the lock it is read once, by a start.
 
         Raises:
             StoreError: it is damaged, or cannot be read.
         """
-        found = self.read_history() if self._history is None else self._history
+        found = self._history
+        if found is None:
+            found = self.read_history(for_start=self._lock is not None)
         if self._lock is not None:
             self._history = found
         return list(found)
 
-    def read_history(self) -> list[dict[str, Any]]:
+    def read_history(self, *, for_start: bool = False) -> list[dict[str, Any]]:
         """Read the history: the starts of the run, and where it was copied; oldest first.
+
+        Args:
+            for_start: whether to leave out what follows the last whole line, if no part of it can
+                be another; ``history_note`` says so then.  Not the first line: a file that begins
+                with something else is not the run's, and would be replaced.
 
         Raises:
             StoreError: it is damaged, or cannot be read.
@@ -527,11 +536,17 @@ class RunDir:
             content = read_bytes(self.history, "repair the disk")
         except FileNotFoundError:  # before the first start
             return []
-        entries = []
-        for number, line in enumerate(content.splitlines(keepends=True), 1):
+        entries, lines = list[dict[str, Any]](), content.splitlines()
+        for number, line in enumerate(lines, 1):
             try:
                 entries.append(_entry(line))
             except (ValueError, TypeError) as e:
+                if for_start and entries and not any(map(checksum.ends_json, lines[number - 1 :])):
+                    self.history_note = (
+                        f"{self.history}:{number}: is no whole line, and none follows: removed. "
+                        "What this line said of an earlier start is not known"
+                    )
+                    break
                 raise StoreError(
                     f"{self.history}:{number}: is damaged: {e}; remove this line, or the file, and "
                     "try again: nothing in it is needed to resume"
@@ -564,14 +579,12 @@ def history_text(entries: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    """Parse a line of the history.
+    """Parse a line of the history, without its line break.
 
     Raises:
         ValueError, TypeError: it is damaged.
     """
-    if not line.endswith(b"\n"):  # the file is replaced as a whole, so it is no partial line
-        raise ValueError("its line break is missing")
-    entry = parse_json(checksum.remove_from_json(line[:-1]))
+    entry = parse_json(checksum.remove_from_json(line))
     if not isinstance(entry, dict):
         raise TypeError(f"a {type(entry).__name__}")
     kinds = {"round": int, **dict.fromkeys(("settings", "inputs", "packages", "code"), dict)}

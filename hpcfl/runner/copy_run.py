@@ -110,6 +110,7 @@ def copy_run(
             with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
                     _copy_files(request, at, part, run_files, branch)
+                    session.folder.history_note = source.history_note
             with raise_collectively(comm), _while_kept(source, at):
                 for path in _segments(Table.load(at.folder, source.stores))[comm.rank :: comm.size]:
                     _copy(path, part.stores / path.relative_to(source.stores))
@@ -191,7 +192,8 @@ def _copy_files(
     _put(part.log, require_log_prefix(source.log, at.log))
     if table := table_until(source.clients, at.round):
         _put(part.clients, table)
-    part.write_history(e for e in source.history_entries() if e.get("round", 0) <= at.round)
+    history = source.read_history(for_start=True)
+    part.write_history(entry for entry in history if entry.get("round", 0) <= at.round)
     asked = request.recorded.entry if request.recorded else {}
     part.add_to_history(branch.entry | asked)
     folder = part.checkpoints / at.folder.name

@@ -53,6 +53,8 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
     keys = (*KEYS_OF_BITS, *KEYS_OF_FAST_BITS) if fast else KEYS_OF_BITS
     for line in _branch_notes(session):
         progress.note(line)
+    if folder.history_note:
+        progress.note(folder.history_note)
     if done and not before:
         progress.note(
             f"{folder.history}: holds no earlier start; expected one, as {done} rounds are done. "

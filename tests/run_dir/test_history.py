@@ -120,6 +120,42 @@ def test_a_run_that_was_killed(job, tmp_path, hpcfl, monkeypatch):
     assert lines(hpcfl("status", run))["ended"] == "rank 1 of 2 is gone"
 
 
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b'{"opened": "0123',
+        b'\0\0\0on"}, "crc32": 1\n',
+        b"\0" * 4096,
+        bytes(range(256)),
+        b"\n",
+        b'{"settings": {}}\n{"round": 3, ',
+    ],
+)
+def test_a_start_leaves_out_what_is_no_whole_line(job, tmp_path, hpcfl, tail):
+    """Nobody needs it to resume.  A line that was whole once is not left out."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    assert hpcfl("run", job, "--out", run).code == 0
+    whole = starts(run)
+    with (run / "history.jsonl").open("ab") as file:
+        file.write(tail)
+    for words in (("--out", copy), ()):
+        done = hpcfl("resume", run, "rounds=5", *words)
+        assert done.code == 0, done.err
+        assert any(f"{run}/history.jsonl:2: is no whole line, and none" in s for s in done.err)
+    assert starts(run)[0] == starts(copy)[0] == whole[0]
+    assert len(starts(run)) == 2
+
+
+def test_a_line_of_the_history_without_its_line_break_is_whole(job, tmp_path, hpcfl):
+    run = tmp_path / "run"
+    assert hpcfl("run", job, "--out", run).code == 0
+    before, file = starts(run), run / "history.jsonl"
+    file.write_bytes(file.read_bytes().removesuffix(b"\n"))
+    assert lines(hpcfl("status", run))["run"].endswith("fedhbm, finished")
+    assert hpcfl("resume", run, "rounds=5").code == 0
+    assert starts(run)[:1] == before
+
+
 def test_a_history_that_was_deleted_is_missed(job, tmp_path, hpcfl):
     run = tmp_path / "run"
     assert hpcfl("run", job, "rounds=2", "--out", run).code == 0

@@ -146,7 +146,7 @@ def test_a_run_goes_back_once(play, tmp_path):
     (old / "checkpoints/00000007").mkdir(parents=True)
     (old / "checkpoints/00000007/manifest.json").touch()
     (old / "job.yaml").touch()
-    ranks = 'echo "${@##--*}" >>starts; echo >>old/history.jsonl; exit 75'
+    ranks = 'echo "${@##--*}" >>starts; echo {} >>old/history.jsonl; exit 75'
     play.commands["srun"] = f'case "$*" in *resume*) {ranks} ;; esac'
     for restarts in ("0", "1"):
         words = ("old", "--round", "7", "rounds=9")
