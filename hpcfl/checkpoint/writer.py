@@ -54,6 +54,8 @@ class CheckpointContents:
     """The digests of the job's inputs; a resume refuses others."""
     log: LogPosition
     """The end of the log; on rank 0."""
+    table_lines: int
+    """The lines of clients.csv; on rank 0."""
     run_files: Mapping[str, int]
     """The crc32 of the files of the run directory that no round changes; on rank 0."""
     ended: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +131,16 @@ class PendingCheckpoint:
                 tables[name] = content
         c = self.contents
         checkpoint = Checkpoint(
-            self.folder, c.round, ranks, c.job, c.log, files, c.inputs, c.run_files, c.ended
+            self.folder,
+            c.round,
+            ranks,
+            c.job,
+            c.log,
+            files,
+            c.inputs,
+            c.run_files,
+            c.ended,
+            c.table_lines,
         )
         content = write_manifest(checkpoint)
         # The order of the fsyncs is that of what names what.  A loss of power between two of them
@@ -186,7 +197,7 @@ def _write(
     best: bytes | None,
     sync: Callable[[], None],
 ) -> None:
-    # Before the manifest, which names a length of the log: that many bytes must be on the disk.
+    # Before the manifest, which names their lengths: so much of them must be on the disk.
     sync()
     for name, tensors in files.items():
         write_file(folder / name, save_tensors(tensors), advice=STANDS)

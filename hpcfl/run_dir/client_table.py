@@ -1,13 +1,13 @@
 """Write and cut clients.csv: each client's scores, by rank 0, with evaluate.clients: table.
 
-A line begins with its round, and rounds ascend; so a resume keeps the lines up to its checkpoint,
-before whose commit they are fsynced.  Nothing in it is needed to resume: it may be moved away.
+The manifest of a checkpoint names the number of lines, which are fsynced before its commit: a
+resume keeps these, and looks at nothing behind them.  Not the number of bytes: new columns make
+earlier lines longer.  Nothing in the table is needed to resume: it may be moved away.
 """
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 
 from hpcfl.errors import StoreError, file_error
@@ -18,6 +18,7 @@ from hpcfl.io.files import readable
 from hpcfl.run_dir.log import AppendedFile, LogPosition
 
 CLIENTS = "clients.csv"
+_HEAD = b"round,model,data,client,"  # of every table, which is made with its first line
 
 
 class ClientTable:
@@ -30,6 +31,7 @@ class ClientTable:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._columns: list[str] = []
+        self._lines: int | None = None
         self._file: AppendedFile | None = None
 
     def write(self, rows: Sequence[ClientRow]) -> None:
@@ -44,16 +46,29 @@ class ClientTable:
         if self._file is None:
             self._file = self._opened(list(rows[0]))
         self._file.append(_lines(self._columns, rows))
+        self._lines = self.lines + len(rows)
+
+    @property
+    def lines(self) -> int:
+        """How many lines it has, that of the columns included; 0 where there is no table.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        if self._lines is None:
+            self._lines = _read(self._path).count(b"\n")
+        return self._lines
 
     def _opened(self, columns: Sequence[str]) -> AppendedFile:
         """The file, with these columns and those that it has already."""
-        before = _read(self._path, 1)
-        own = before.decode().rstrip("\n").split(",") if before else []
+        before = _read(self._path)
+        self._lines = max(1, before.count(b"\n"))
+        own = before.partition(b"\n")[0].decode().split(",") if before else []
         self._columns = [*own, *(name for name in columns if name not in own)]
         if self._columns != own:
             # A resume may have other metrics: earlier lines have nothing in their columns.
             head = dict(zip(self._columns, self._columns, strict=True))
-            earlier = csv.DictReader(io.StringIO(_read(self._path).decode(), newline=""))
+            earlier = csv.DictReader(io.StringIO(before.decode(), newline=""))
             write_file(self._path, _lines(self._columns, [head, *earlier]), advice=STANDS)
         return AppendedFile(self._path, LogPosition(self._path.stat().st_size, 0))
 
@@ -92,16 +107,27 @@ def _lines(columns: Sequence[str], rows: Iterable[ClientRow]) -> bytes:
     return text.getvalue().encode()
 
 
-def table_until(path: Path, round: int) -> bytes:
+def table_until(path: Path, round: int, most: int | None = None) -> bytes:
     """The table up to the checkpoint of a round; empty where there is none.
 
     A last line without its line break, which is being written, is of a later round.
 
+    Args:
+        path: of the file.
+        round: of the checkpoint.
+        most: the lines that its manifest names; None: all are read, as of a checkpoint that an
+            earlier version wrote, and rounds tell which are kept.
+
     Raises:
-        StoreError: it cannot be read, or a line is damaged.
+        StoreError: it cannot be read, or is no table, or a line is damaged.
     """
-    lines = []
-    for number, line in enumerate(_read(path).splitlines(keepends=True), 1):
+    content, lines = _read(path), []
+    if content and not content.startswith(_HEAD):
+        raise StoreError(
+            f"{path}:1: found {content[:40]!r}, expected the columns {_HEAD.decode()}...; the run "
+            "did not write this file: move it away"
+        )
+    for number, line in enumerate(content.splitlines(keepends=True)[:most], 1):
         found = line.partition(b",")[0]
         if number > 1 and line.endswith(b"\n") and not found.isdigit():
             raise StoreError(
@@ -115,23 +141,23 @@ def table_until(path: Path, round: int) -> bytes:
     return b"".join(lines) if round else b""
 
 
-def truncate_table(path: Path, round: int) -> None:
-    """Cut the table behind the lines up to the checkpoint of a round.
+def truncate_table(path: Path, round: int, most: int | None = None) -> None:
+    """Cut the table behind the lines up to the checkpoint of a round; see ``table_until``.
 
     Raises:
         DiskError: the disk is full or fails.
         StoreError: it cannot be read or written, or a line is damaged.
     """
     # Not cut in place: other hard links may lead to the file, of a copy of the run or a backup.
-    kept = table_until(path, round)
+    kept = table_until(path, round, most)
     if not kept:
         path.unlink(missing_ok=True)
     elif path.stat().st_size > len(kept):
         write_file(path, kept, advice=STANDS)
 
 
-def _read(path: Path, lines: int | None = None) -> bytes:
-    """The file, or its first lines; empty where there is none.
+def _read(path: Path) -> bytes:
+    """The file; empty where there is none.
 
     Raises:
         StoreError: it cannot be read.
@@ -144,4 +170,4 @@ def _read(path: Path, lines: int | None = None) -> bytes:
         message = f"{path}: cannot be read: {e.strerror}; repair the disk, or move the file away"
         raise file_error(e, message, StoreError) from e
     with file, readable(path):
-        return file.read() if lines is None else b"".join(islice(file, lines))
+        return file.read()

@@ -54,6 +54,8 @@ class Checkpoint(NamedTuple):
     ended: Mapping[str, str] = {}
     """Of a run that ended before its last round: the ``reason``, and ``by``, a digest of the
     settings by which it ended (``hpcfl.job.resume_rules.ending_fingerprint``)."""
+    table_lines: int | None = None
+    """The lines of clients.csv at that round; None: an earlier version wrote the checkpoint."""
 
 
 def committed(root: Path) -> list[Checkpoint]:
@@ -292,6 +294,7 @@ def parse(folder: Path, content: bytes) -> Checkpoint:
             _digests(manifest["inputs"]),
             _sums(manifest["run_files"], INITIAL),
             _digests(manifest.get("ended", {})),
+            int(manifest["table_lines"]) if "table_lines" in manifest else None,
         )
     except (ValueError, KeyError, TypeError, OverflowError) as e:
         raise _damaged(folder, e) from e
@@ -310,6 +313,8 @@ def write_manifest(checkpoint: Checkpoint) -> bytes:
         "inputs": dict(checkpoint.inputs),
         "run_files": dict(checkpoint.run_files),
     }
+    if checkpoint.table_lines is not None:
+        manifest["table_lines"] = checkpoint.table_lines
     if checkpoint.ended:
         manifest["ended"] = dict(checkpoint.ended)
     return checksum.add_to_json(json.dumps(manifest, indent=1))

@@ -146,6 +146,7 @@ class Checkpointer:
             job=self._folder.job_fingerprint,
             inputs=self._inputs,
             log=self._outputs.log_position,
+            table_lines=self._outputs.table_lines,
             run_files=self.run_files,
             ended=ended,
             best=self.best.content,

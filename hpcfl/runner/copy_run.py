@@ -190,7 +190,7 @@ def _copy_files(
     for path in sorted(source.kept.glob("*")):
         _copy(path, part.kept / path.name)
     _put(part.log, require_log_prefix(source.log, at.log))
-    if table := table_until(source.clients, at.round):
+    if table := table_until(source.clients, at.round, at.table_lines):
         _put(part.clients, table)
     history = source.read_history(for_start=True)
     part.write_history(entry for entry in history if entry.get("round", 0) <= at.round)

@@ -91,6 +91,15 @@ class Outputs:
         """The log's length and checksum so far; nothing at the checkpoint of round 0."""
         return self._log.position if self._log else NOTHING
 
+    @property
+    def table_lines(self) -> int:
+        """The lines of the table of clients so far; 0 but on rank 0.
+
+        Raises:
+            StoreError: the table cannot be read.
+        """
+        return self._clients.lines if self._comm.rank == 0 else 0
+
     def sync(self) -> None:
         """Flush the log and the table to the disk; called in the thread of a checkpoint.
 

@@ -76,7 +76,6 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         log = b""
         if comm.rank == 0:
             log = require_log_prefix(folder.log, newest.log)
-            table_until(folder.clients, newest.round)  # fails now, not when it is cut
         table = Table.load(newest.folder, folder.stores, found.row_tables)
         if table.ranks != newest.ranks:
             raise StoreError(
@@ -149,10 +148,12 @@ def _lock(session: RankSession, request: ResumeRequest) -> tuple[list[int], Chec
     # From here on no other process changes the run: what is read now is passed on.
     if folder.job_content() not in (request.job_before, request.job_after):
         raise JobError(f"{folder.job}: was changed while it was read; resume again")
-    folder.history_entries()  # fails now, not when this start is added, if it is damaged
-    found = request.checkpoint(folder, session.inputs)
+    # These fail now, not when this start is added or the table is cut, if a file is damaged.
+    folder.history_entries()
+    kept, newest = request.checkpoint(folder, session.inputs)
+    table_until(folder.clients, newest.round, newest.table_lines)
     prune(folder.checkpoints)
-    return found
+    return kept, newest
 
 
 def _with_initial_model(
@@ -210,4 +211,4 @@ def _rewind(session: RankSession, newest: Checkpoint, log: bytes, job: bytes) ->
         folder.write_job(job, advice=STANDS)
     session.checkpointer.prune_stores()
     truncate_log(folder.log, log)
-    truncate_table(folder.clients, newest.round)
+    truncate_table(folder.clients, newest.round, newest.table_lines)

@@ -60,6 +60,7 @@ def commit(tmp_path):
             job=JOB,
             inputs=INPUTS,
             log=LogPosition(7 * round, 5),
+            table_lines=round,
             run_files={INITIAL: 7},
         )
         saving = begin(root, contents, store, Solo(), behind, lambda: synced.append(round))
