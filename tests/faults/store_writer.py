@@ -1,6 +1,5 @@
 """A process that stages and commits until it is killed; and what its commits must hold."""
 
-import ctypes
 import itertools
 import os
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from tracing import allow_tracing
 
 from hpcfl.store import row_table
 from hpcfl.store.footprint import footprint
@@ -20,7 +20,6 @@ from tests.rundirs import row_tables, sessions
 
 CLIENTS = 24
 KEEP = 2
-ANY_TRACER = 0x59616D61  # PR_SET_PTRACER of prctl(2)
 
 
 class State(NamedTuple):
@@ -99,6 +98,6 @@ def write_and_tell(folder: Path, session_id: str, pipe) -> None:
 
 
 def write_when_told(folder: Path, session_id: str, pipe) -> None:
-    ctypes.CDLL(None).prctl(ANY_TRACER, ctypes.c_ulong(-1))  # fails where any may trace anyway
+    allow_tracing()
     pipe.recv()
     write(folder, session_id, lambda round: None)

@@ -2,13 +2,13 @@
 
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import store_writer
 import torch
+from tracing import traced
 
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
@@ -75,16 +75,8 @@ def test_kills_exactly_at_a_system_call(strace, tmp_path, call, nth):
         end, pipe = CONTEXT.Pipe(duplex=False)
         child = CONTEXT.Process(target=store_writer.write_when_told, args=(tmp_path, life, end))
         child.start()
-        trace = [strace, "-f", "-qq", "-o", "/dev/null", *inject, "-p", str(child.pid)]
-        with subprocess.Popen(trace) as tracer:
-            while not traced(child.pid):
-                assert tracer.poll() is None
-                time.sleep(0.01)
+        with traced(strace, child.pid, "-o", "/dev/null", *inject):
             pipe.send("go")
             child.join()
         assert child.exitcode == -signal.SIGKILL
         assert check(tmp_path) >= before
-
-
-def traced(pid: int) -> bool:
-    return "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
