@@ -13,9 +13,11 @@ from typing import TypeVar
 import numpy as np
 
 from hpcfl.comm.base import Comm
+from hpcfl.comm.in_time import LAST_S, in_time
 from hpcfl.errors import (
     DiskError,
     HpcflError,
+    RankError,
     RemoteRankError,
     as_disk_error,
     ended_program,
@@ -92,14 +94,22 @@ def group(comm: Comm) -> Iterator[Comm]:
     except HpcflError as e:
         if comm.size > 1 and not e.collective:
             _end_all(comm, e)
-        comm.close()
+        _close(comm)
         raise
     except BaseException as e:
         if comm.size > 1:
             _end_all(comm, ended_program(e) if isinstance(e, SystemExit) else as_disk_error(e) or e)
-        comm.close()
+        _close(comm)
         raise
-    comm.close()
+    _close(comm)
+
+
+def _close(comm: Comm) -> None:
+    """Collective: close the group; where a rank is lost meanwhile, end as after any such error."""
+    try:
+        comm.close()
+    except RankError as e:
+        _end_all(comm, e)
 
 
 def _end_all(comm: Comm, error: BaseException) -> None:
@@ -107,11 +117,15 @@ def _end_all(comm: Comm, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):  # the launcher sends it to every rank
         comm.abort(interrupt_exit_code())
     line = f"{where} {type(error).__name__}: {error}"
-    try:
+
+    def report() -> None:
         if isinstance(error, HpcflError):
             sys.stderr.write(line + "\n")
             print_traceback(error)
         else:
             traceback.print_exception(error.__cause__ or error)
-    finally:  # also where standard error is closed
+
+    try:
+        in_time(LAST_S, report)
+    finally:  # also where standard error is closed, or a full pipe that nobody reads
         comm.abort(error.exit_code if isinstance(error, DiskError) else 1, one_line(line))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.comm.base import P2PMessage
+from hpcfl.comm.in_time import LAST_S, in_time
 
 
 class Solo:
@@ -56,12 +57,15 @@ class Solo:
 
 def end_process(code: int) -> NoReturn:
     """End this process at once: flush its output, but wait for no thread and no exit handler."""
-    flush()
-    os._exit(code)
+    try:
+        flush()
+    finally:
+        os._exit(code)
 
 
 def flush() -> None:
     """Flush standard output and standard error; a failure must not keep the process alive."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # absent; a full disk; closed
-            stream.flush()
+        # Absent; a full disk, or a full pipe that nobody reads; closed.
+        with suppress(AttributeError, OSError, ValueError):
+            in_time(LAST_S, stream.flush)

@@ -31,6 +31,7 @@ from hpcfl.comm.heartbeat import (
     RankProgress,
     round_and_phase,
 )
+from hpcfl.comm.in_time import LAST_S, in_time
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import one_line
 
@@ -67,19 +68,26 @@ class Watchdog:
 
     def claim_report(self, line: str, code: int) -> bool:
         """Whether this rank shall print ``line``, see ``Heartbeats.claim_report``."""
-        self._reports = self._files is None or self._files.claim_report(line, code)
+        files, self._reports = self._files, True
+        if files:
+            with suppress(TimeoutError):  # the file system hangs
+                self._reports = in_time(LAST_S, lambda: files.claim_report(line, code))
         return self._reports
 
     def reported_code(self) -> int:
         """The exit code in the report of another rank."""
-        return self._files.reported_code() if self._files else LOST_CODE
+        with suppress(TimeoutError):
+            if self._files:
+                return in_time(LAST_S, self._files.reported_code)
+        return LOST_CODE
 
     def close(self) -> None:
         """End the thread."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(LAST_S)
         if self._files:
-            self._files.close()
+            with suppress(TimeoutError):
+                in_time(LAST_S, self._files.close)
 
     def _watch(self) -> None:
         calls = waited = 0
@@ -126,8 +134,8 @@ class Watchdog:
         if not self.claim_report(line, LOST_CODE):
             self._end_after_report()
         try:
-            sys.stderr.write(one_line(line) + "\n")
-        finally:  # also where standard error is closed
+            in_time(LAST_S, lambda: sys.stderr.write(one_line(line) + "\n"))
+        finally:  # also where standard error is closed, or a full pipe that nobody reads
             end_process(LOST_CODE)
 
     def _end_after_report(self) -> None:
