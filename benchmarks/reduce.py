@@ -47,7 +47,7 @@ def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int) -> Resul
     Raises:
         JobError: the backend cannot work here, or there is one rank.
     """
-    with group(connect(backend, "cpu", 600.0)) as comm:  # type: ignore[arg-type]
+    with group(connect(backend, "cpu", 600.0, Path())) as comm:  # type: ignore[arg-type]
         if comm.size == 1:
             raise JobError(
                 "reduce: found 1 rank, expected 2 or more: a single rank has no all-reduce; "

@@ -28,7 +28,7 @@ def main(job: str, folder: str, number: str, shares: str) -> None:
     changes = [f"cohort.size={size // int(shares)}"] if bare else []
     loaded = load(job, changes)
     with ExitStack() as stack:
-        comm = stack.enter_context(group(connect("auto", "cpu", 600.0)))
+        comm = stack.enter_context(group(connect("auto", "cpu", 600.0, root)))
         own = root / f"own-{comm.rank + int(number)}"
         own.mkdir()
         components, run, _ = build_timed_run(loaded, own, stack, comm)

@@ -2,6 +2,7 @@
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from hpcfl.comm.base import Group
@@ -14,7 +15,9 @@ from hpcfl.io.packages import refuse_shadow
 Backend = Literal["auto", "mpi", "gloo", "nccl"]
 
 
-def connect(backend: Backend, device_type: str, timeout_s: float, *, exact: bool = False) -> Group:
+def connect(
+    backend: Backend, device_type: str, timeout_s: float, run: Path, *, exact: bool = False
+) -> Group:
     """Collective: the group of all launched ranks.
 
     "auto" uses nccl for ranks with GPUs; for ranks on CPUs mpi, if mpi4py is installed and the
@@ -27,10 +30,13 @@ def connect(backend: Backend, device_type: str, timeout_s: float, *, exact: bool
         timeout_s: how long Gloo and NCCL wait for other ranks at the start, and a little less than
             they wait later; also how long, under Slurm, a rank of MPI that fails waits until the
             others know it.
+        run: the run directory, which need not be there; ranks that start without MPI share a secret
+            by a file in it, or in the nearest folder above it.
         exact: whether all sums are exact in any order, as those of integers are.
 
     Raises:
-        JobError: the backend cannot work here.
+        JobError: the backend cannot work here, or the file cannot be made.
+        DiskError: the disk is full or fails.
         RankError: launcher and library disagree on the ranks, or the ranks cannot connect.
     """
     launch = detect(os.environ)
@@ -47,10 +53,10 @@ def connect(backend: Backend, device_type: str, timeout_s: float, *, exact: bool
     from hpcfl.comm.torch_distributed import Gloo, Nccl
 
     if backend == "gloo":
-        return Gloo(launch, timeout_s)
+        return Gloo(launch, timeout_s, run)
     if device_type != "cuda":
         raise JobError(f"comm.backend: nccl sums GPU tensors, the device is {device_type}")
-    return Nccl(launch, timeout_s, exact=exact)
+    return Nccl(launch, timeout_s, run, exact=exact)
 
 
 def choose(launch: Launch, device_type: str) -> tuple[Literal["mpi", "gloo", "nccl"], str]:

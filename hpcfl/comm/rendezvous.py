@@ -1,21 +1,21 @@
-"""Connect the ranks of torch.distributed by a TCP store on rank 0."""
+"""Connect the ranks of torch.distributed to a TCP store on rank 0, or that of torchrun."""
 
 import os
 import re
 import socket
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from ipaddress import ip_address
-from itertools import count
 from typing import NamedTuple, NoReturn
 
 # torch exports TCPStore, but its stubs do not say so.
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-from hpcfl.comm.launcher import Launch, restarts
+from hpcfl.comm import secret
+from hpcfl.comm.in_time import in_time
+from hpcfl.comm.launcher import Launch
 from hpcfl.comm.load_mpi import load_mpi
 from hpcfl.comm.solo import end_process
 from hpcfl.errors import RankError
@@ -23,9 +23,8 @@ from hpcfl.errors import RankError
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 SET_ADDRESS = "set MASTER_ADDR to an address of rank 0's host that all hosts reach"
-POLL_S = 0.05  # between two tries to reach the store, and between two checks for absent ranks
+POLL_S = 0.05  # between two tries to reach the store
 
-_RENDEZVOUS = count()  # numbers those of this process, which are the same on every rank
 _STORES: dict[tuple[str, int], TCPStore] = {}
 """Stores at a port that the launcher chose, kept open for the next run of this process.
 
@@ -34,8 +33,8 @@ that is ahead of rank 0 would connect to the old store.
 """
 
 
-class Rendezvous(NamedTuple):
-    """The connection of a rank to the others."""
+class Connection(NamedTuple):
+    """The connection of a rank to the store of all."""
 
     store: TCPStore
     local_rank: int
@@ -45,28 +44,20 @@ class Rendezvous(NamedTuple):
     """Collective: called when the group is closed."""
     abort: Callable[[int], NoReturn]
     """Ends every rank that it can reach with an exit code."""
+    secret: bytes | None = None
+    """That of the ranks, where MPI has brought it."""
 
 
-def meet(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
-    """Collective: connect to rank 0's store, and wait until all ranks have.
+def connect_to_store(launch: Launch, backend: str, timeout_s: float) -> Connection:
+    """Collective: connect to the store of the ranks, which rank 0 opens unless torchrun has.
 
-    Under a launcher of MPI the ranks get the store's address by MPI, else from the environment.
+    Under a launcher of MPI the ranks get the store's address and their secret by MPI, else the
+    address from the environment.
 
     Raises:
-        RankError: a host's name cannot be resolved, or the store cannot be opened, or not all ranks
-            reach it within ``timeout_s``, or they have chosen different backends.
+        RankError: a host's name cannot be resolved, or the store cannot be opened, or this rank
+            does not reach it within ``timeout_s``.
     """
-    deadline = time.monotonic() + timeout_s
-    found = _connect(launch, backend, timeout_s)
-    if backend == "gloo" and not found.one_host and INTERFACE not in os.environ:
-        # Gloo listens at the address of the host's own name.  If the name has none, it listens at
-        # the loopback address, and ranks on other hosts try to connect until their time is up.
-        resolve(socket.gethostname(), launch, f"set {INTERFACE} to the host's network interface")
-    _wait_for_all(found.store, launch, backend, deadline, timeout_s)
-    return found
-
-
-def _connect(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
     if launch.launcher in ("mpich", "openmpi"):
         return _connect_by_mpi(launch, backend, timeout_s)
     host, port = address(launch, os.environ)
@@ -83,7 +74,7 @@ def _connect(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
         if port:
             _STORES[host, port] = store
     local_rank = 0 if launch.local_rank is None else launch.local_rank
-    return Rendezvous(store, local_rank, one_host, _do_nothing, end_process)
+    return Connection(store, local_rank, one_host, _do_nothing, end_process)
 
 
 def address(launch: Launch, environ: Mapping[str, str]) -> tuple[str, int]:
@@ -125,7 +116,7 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
     return 15000 + (31 * job + step) % 15000
 
 
-def _connect_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Rendezvous:
+def _connect_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Connection:
     mpi = load_mpi(
         f"comm.backend: {backend}: under mpirun of {launch.launcher} ranks find each other by MPI",
         "start the ranks by torchrun or srun",
@@ -139,7 +130,10 @@ def _connect_by_mpi(launch: Launch, backend: str, timeout_s: float) -> Rendezvou
     server = _open(host, 0, launch, timeout_s, one_host=one_host) if launch.rank == 0 else None
     port = int(mpi.bcast_text(world, str(server.port) if server else ""))
     store = server or _reach(host, port, launch, timeout_s)
-    return Rendezvous(store, local_rank, one_host, mpi.finish, lambda code: mpi.abort(world, code))
+    drawn = bytes.fromhex(mpi.bcast_text(world, secret.draw().hex()))
+    return Connection(
+        store, local_rank, one_host, mpi.finish, lambda code: mpi.abort(world, code), drawn
+    )
 
 
 def listen(host: str, port: int, *, one_host: bool) -> socket.socket:
@@ -183,64 +177,6 @@ def resolve(host: str, launch: Launch, advice: str) -> None:
         ) from error
 
 
-def _wait_for_all(
-    store: TCPStore, launch: Launch, backend: str, deadline: float, timeout_s: float
-) -> None:
-    """Collective: wait until every rank has connected, and compare the backends.
-
-    Rank 0 looks for all ranks and tells the others: if each looked for all, the store would be busy
-    with that.
-
-    Raises:
-        RankError: a rank does not connect in time, has another backend, or rank 0 has ended.
-    """
-    attempt = restarts(os.environ)  # torchrun keeps the store
-    run = next(_RENDEZVOUS)  # several runs of a process use one store
-    met = f"hpcfl/{attempt}/met/{run}"
-    here = [f"hpcfl/{attempt}/here/{run}/{rank}" for rank in range(launch.size)]
-    own = f"rank {launch.rank} of {launch.size}"
-    try:
-        store.set(here[launch.rank], backend)
-        while not store.check([met] if launch.rank else here):
-            if time.monotonic() > deadline:
-                absent = [rank for rank, key in enumerate(here) if not store.check([key])]
-                if not absent and time.monotonic() > deadline + timeout_s:
-                    absent = [0]  # it came, but does not answer
-                if absent:
-                    raise RankError(
-                        f"{own}: rank {absent[0]} did not come within {timeout_s:g} s"
-                        f"{f' (and {len(absent) - 1} more)' * (len(absent) > 1)}; it has ended or "
-                        "hangs (comm.timeout_s), or sees no GPU and takes another backend"
-                    )
-            time.sleep(POLL_S)
-        if launch.rank == 0:
-            store.set(met, _difference([store.get(key).decode() for key in here]))
-        difference = store.get(met).decode()
-        store.set(f"{here[launch.rank]}/read", "")
-        if difference and launch.rank == 0:
-            with suppress(DistError):  # the store ends with this process: let the others read first
-                store.wait([f"{key}/read" for key in here])
-    except DistError as error:
-        raise RankError(
-            f"rank {launch.rank} of {launch.size}: rank 0 is gone before all ranks have met; its "
-            "own message, if it printed one, is above",
-            prints=True,  # because rank 0 cannot
-        ) from error
-    if difference:
-        raise RankError(difference)
-
-
-def _difference(backends: Sequence[str]) -> str:
-    """Which rank has another backend than rank 0, in words; "" if none has."""
-    for rank, backend in enumerate(backends):
-        if backend != backends[0]:
-            return (
-                f"comm.backend: rank {rank} takes {backend}, rank 0 {backends[0]}; give all ranks "
-                "the same job, and GPUs to all of them or to none"
-            )
-    return ""
-
-
 def _open(host: str, port: int, launch: Launch, timeout_s: float, *, one_host: bool) -> TCPStore:
     """Open the store on rank 0, at one address: TCPStore itself would listen on all interfaces."""
     resolve(host, launch, SET_ADDRESS)
@@ -265,9 +201,13 @@ def _reach(host: str, port: int, launch: Launch, timeout_s: float) -> TCPStore:
     resolve(host, launch, SET_ADDRESS)
     timeout = timedelta(seconds=timeout_s)
     deadline = time.monotonic() + timeout_s
+
+    def connect() -> TCPStore:
+        return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
     try:
         _wait_until_it_listens(host, port, deadline)
-        return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        return in_time(timeout_s, connect)  # a stopped process is connected to, but does not answer
     except (DistError, OSError) as error:
         raise _failed(f"reach, within {timeout_s:g} s,", host, port, launch) from error
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import count
+from pathlib import Path
 from typing import ClassVar, NoReturn
 
 import numpy as np
@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hpcfl.comm.base import P2PMessage
-from hpcfl.comm.launcher import Launch, restarts
-from hpcfl.comm.rendezvous import INTERFACE, POLL_S, meet
+from hpcfl.comm.in_time import LAST_S, in_time
+from hpcfl.comm.launcher import Launch
+from hpcfl.comm.meeting import TIMEOUT_FACTOR, meet
+from hpcfl.comm.rendezvous import INTERFACE, POLL_S
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import JobError, RankError
 
-TIMEOUT_FACTOR = 1.25  # torch's time-out must come after the watchdog's, whose message says more
 ABORTED = "aborted"  # the key of the rank that has left by ``abort``
 FIRST_PAUSE_S = 1e-3  # before the second look for ranks that have not come
 
@@ -34,8 +34,6 @@ NCCL_CAUSE = re.compile(r"Last error:\s*\n(.*\S.*)")
 # leaves them out in its deterministic mode, which is set later, once the device is known.
 NCCL_REPRODUCIBLE = "^NVLS,NVLSTree"
 
-_GROUPS = count()  # numbers those of this process, which are the same on every rank
-
 
 class _ProcessGroup:
     """The common part of Gloo and NCCL; small host values are sent from the backend's device."""
@@ -43,28 +41,30 @@ class _ProcessGroup:
     backend: ClassVar[str]
     aborts_all = False
 
-    def __init__(self, launch: Launch, timeout_s: float) -> None:
-        self._rendezvous = meet(launch, self.backend, timeout_s)
-        # Keys of this group alone: torchrun keeps the store when it starts ranks again, and a
-        # process that does several runs keeps it, too.
-        attempt = restarts(os.environ)
-        self._store = PrefixStore(f"hpcfl/{attempt}/{next(_GROUPS)}", self._rendezvous.store)
+    def __init__(self, launch: Launch, timeout_s: float, run: Path) -> None:
+        met = meet(launch, self.backend, timeout_s, run)
+        self._connection, self._texts = met.connection, met.texts
         self.rank, self.size = launch.rank, launch.size
-        self.local_rank = self._rendezvous.local_rank
+        self.local_rank = self._connection.local_rank
         self.library = self.backend
-        self._used, self._gathered, self._waits = False, 0, 0
+        self._used, self._gathered, self._waits, self._broadcasts = False, 0, 0, 0
         self._lost = False
         """Whether the store is gone."""
-        with _loopback(one_host=self._rendezvous.one_host):
+        limit_s = TIMEOUT_FACTOR * timeout_s
+
+        def init() -> None:
+            dist.init_process_group(
+                self.backend,
+                store=met.texts.of_torch,
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=timedelta(seconds=limit_s),
+            )
+
+        with _loopback(one_host=self._connection.one_host):
             try:
-                dist.init_process_group(
-                    self.backend,
-                    store=self._store,
-                    rank=launch.rank,
-                    world_size=launch.size,
-                    timeout=timedelta(seconds=TIMEOUT_FACTOR * timeout_s),
-                )
-            except RuntimeError as error:  # DistError is a subclass of it
+                in_time(limit_s + LAST_S, init)  # torch waits for a stopped store without limit
+            except (RuntimeError, TimeoutError) as error:  # DistError is a subclass of the former
                 raise self._not_met(error) from error
 
     def _device(self) -> torch.device:
@@ -78,7 +78,9 @@ class _ProcessGroup:
         """Collective: the elementwise maximum."""
         out = torch.tensor(values, device=self._device())
         self._run(lambda: dist.all_reduce(out, dist.ReduceOp.MAX))
-        result: NDArray[np.float64] = out.numpy(force=True)
+        # NCCL waits for the other ranks here.  cpu() does so without Python's lock, which the
+        # watchdog's thread needs; numpy() by force would hold it.
+        result: NDArray[np.float64] = out.cpu().numpy()
         return result
 
     def exchange(self, sent: Sequence[P2PMessage], received: Sequence[P2PMessage]) -> None:
@@ -97,13 +99,15 @@ class _ProcessGroup:
 
     def bcast(self, text: str) -> str:
         """Collective: rank 0's text."""
-        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self._device())
+        self._broadcasts += 1
+        key = f"broadcast/{self._broadcasts}"
+        sent = self._texts.seal(key, text.encode())
+        data = torch.tensor(list(sent), dtype=torch.uint8, device=self._device())
         length = torch.tensor([data.numel()], device=self._device())
         self._run(lambda: dist.broadcast(length, 0))
         payload = data if self.rank == 0 else data.new_empty(int(length.item()))
-        if length.item():
-            self._run(lambda: dist.broadcast(payload, 0))
-        return bytes(payload.tolist()).decode()
+        self._run(lambda: dist.broadcast(payload, 0))
+        return self._texts.unseal(key, bytes(payload.tolist())).decode()
 
     def allgather(self, text: str) -> list[str]:
         """Collective: every rank's text, by rank.
@@ -112,16 +116,15 @@ class _ProcessGroup:
         0 compresses the texts, which are much alike: its store sends all of them to every rank.
         """
         self._gathered += 1
-        store = PrefixStore(f"{self._gathered}", self._store)
+        store = self._texts.below(f"gathered/{self._gathered}")
         ranks = range(self.size)
         try:
-            store.set(f"text/{self.rank}", text)
+            store.set(f"text/{self.rank}", text.encode())
             if self.rank == 0:
                 whole = json.dumps([store.get(f"text/{r}").decode() for r in ranks])
-                # Bytes are taken too, whatever torch's stubs say.
-                store.set("texts", zlib.compress(whole.encode()))  # type: ignore[arg-type]
+                store.set("texts", zlib.compress(whole.encode()))
             texts: list[str] = json.loads(zlib.decompress(store.get("texts")))
-            store.set(f"read/{self.rank}", "")
+            store.set(f"read/{self.rank}")
             if self.rank == 0:  # whose process holds the store, and may end after this
                 store.wait([f"read/{rank}" for rank in ranks])
         except dist.DistError as error:
@@ -142,21 +145,21 @@ class _ProcessGroup:
         """
         self._used = True  # rank 0 must not leave before the others have looked
         self._waits += 1
-        store, pause = PrefixStore(f"waits/{self._waits}", self._store), FIRST_PAUSE_S
+        store, pause = self._texts.below(f"waits/{self._waits}"), FIRST_PAUSE_S
         here, all_here = [f"{rank}" for rank in range(self.size)], ["all"]
         try:
-            store.set(here[self.rank], "")
+            store.set(here[self.rank])
             while not store.check(here if self.rank == 0 else all_here):
-                if self._store.check([ABORTED]):
+                if self._texts.check([ABORTED]):
                     raise RankError(
                         f"rank {self.rank} of {self.size}: {self.backend}: rank "
-                        f"{self._store.get(ABORTED).decode()} has ended; its own message, if it "
+                        f"{self._texts.get(ABORTED).decode()} has ended; its own message, if it "
                         "printed one, is above"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, POLL_S)
             if self.rank == 0:
-                store.set(all_here[0], "")
+                store.set(all_here[0])
         except dist.DistError as error:
             self._lost = True
             raise RankError(
@@ -169,7 +172,7 @@ class _ProcessGroup:
         if self._used:
             self.barrier()
         dist.destroy_process_group()
-        self._rendezvous.finish()
+        self._connection.finish()
 
     def abort(self, code: int, reason: str = "") -> NoReturn:
         """End this rank with exit code ``code``, and under MPI every rank.
@@ -178,12 +181,16 @@ class _ProcessGroup:
         ``wait_for_ranks`` end by themselves.
         """
         if self.rank and not self._lost:  # with rank 0 the store ends, which the others notice
-            with suppress(dist.DistError):
-                if not self._store.check([ABORTED]):
-                    self._store.set(ABORTED, f"{self.rank}")
-        self._rendezvous.abort(code)
+            with suppress(dist.DistError, RankError, TimeoutError):
+                in_time(LAST_S, self._leave_word)
+        self._connection.abort(code)
 
-    def _not_met(self, error: RuntimeError) -> RankError:
+    def _leave_word(self) -> None:
+        """Tell those that wait in ``wait_for_ranks`` that this rank has ended."""
+        if not self._texts.check([ABORTED]):
+            self._texts.set(ABORTED, f"{self.rank}".encode())
+
+    def _not_met(self, error: Exception) -> RankError:
         return RankError(
             f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
             f"({_cause(error)}); another rank has ended or hangs (comm.timeout_s)"
@@ -201,7 +208,7 @@ class _ProcessGroup:
             ) from error
 
 
-def _cause(error: RuntimeError) -> str:
+def _cause(error: Exception) -> str:
     """The first line of an error of torch, with the line in which NCCL names the cause."""
     text = str(error)
     found = NCCL_CAUSE.search(text)
@@ -236,18 +243,19 @@ class Nccl(_ProcessGroup):
     Args:
         launch: of the ranks.
         timeout_s: see ``connect``.
+        run: likewise.
         exact: whether all sums are exact in any order.  If not, NCCL's algorithms whose order
             differs from call to call are left out, unless the user has set ``NCCL_ALGO``.
     """
 
     backend = "nccl"
 
-    def __init__(self, launch: Launch, timeout_s: float, *, exact: bool = False) -> None:
+    def __init__(self, launch: Launch, timeout_s: float, run: Path, *, exact: bool = False) -> None:
         if not dist.is_nccl_available():
             raise JobError("comm.backend: nccl: this torch was built without NCCL; use gloo")
         if not exact:
             os.environ.setdefault("NCCL_ALGO", NCCL_REPRODUCIBLE)
-        super().__init__(launch, timeout_s)
+        super().__init__(launch, timeout_s, run)
 
     def allreduce_sum(self, tensor: Tensor) -> None:
         """Collective: replace ``tensor`` (contiguous) by its sum, and wait for it.

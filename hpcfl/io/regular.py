@@ -7,7 +7,7 @@ with a missing file.
 
 import os
 import stat
-from errno import EINVAL, EISDIR, ELOOP
+from errno import EINVAL, EISDIR, ELOOP, EPERM
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 
@@ -94,6 +94,36 @@ def open_write(path: Path) -> BufferedWriter:
         OSError: see ``open_fd``.
     """
     return os.fdopen(open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+
+
+def create_private(path: Path) -> BufferedWriter:
+    """Make a file that no other user can open, and open it for writing bytes.
+
+    Raises:
+        OSError: there is a file, or none can be made.
+    """
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def open_private(path: Path) -> FileIO:
+    """Open a file of ``create_private`` for reading, unbuffered.
+
+    Raises:
+        OSError: see ``open_fd``; or another user may have made it or can open it.
+    """
+    fd = open_fd(path, follow=False)
+    found = os.fstat(fd)
+    wrong = ""
+    if found.st_uid != os.geteuid():
+        wrong = f"it is of user {found.st_uid}, expected {os.geteuid()}"
+    elif stat.S_IMODE(found.st_mode) & 0o077:
+        wrong = f"its mode is {stat.S_IMODE(found.st_mode):04o}, expected 0600"
+    elif found.st_nlink != 1:
+        wrong = f"it has {found.st_nlink} names, expected one"
+    if wrong:
+        os.close(fd)
+        raise OSError(EPERM, wrong, str(path))
+    return FileIO(fd, "rb")
 
 
 def open_append(path: Path) -> FileIO:

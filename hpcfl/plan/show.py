@@ -19,6 +19,7 @@ from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.errors import JobError
 from hpcfl.evaluation.privacy import Accountant
 from hpcfl.io.table import render_tables
+from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan import rank_counts
 from hpcfl.plan.data import Sizes, planned_data
@@ -92,8 +93,8 @@ def make_plan(
             loaded, ranks or 1, out, None, sizes, ranks_per_node, words, epsilon, others
         )
     job, comms = loaded.job, loaded.job.comm
-    exact, device = job.reduction == "exact", device_type(job)
-    with group(connect(comms.backend, device, comms.timeout_s, exact=exact)) as comm:
+    exact, device, run = job.reduction == "exact", device_type(job), out or RUNS / loaded.name
+    with group(connect(comms.backend, device, comms.timeout_s, run, exact=exact)) as comm:
         most = ranks or comm.size
         return _make_plan(loaded, most, out, comm, sizes, ranks_per_node, words, epsilon, others)
 

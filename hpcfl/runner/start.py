@@ -192,7 +192,7 @@ def resume(
 @settings_restored()
 def _run(request: StartRequest) -> Result:
     """Collective: serve a request, from connecting the ranks to the last round."""
-    comm = _connect(request.loaded.job)
+    comm = _connect(request.loaded.job, request.folder)
     with (
         group(comm),
         # After MPI's start, which installs a handler of SIGUSR1.
@@ -211,10 +211,10 @@ def _run(request: StartRequest) -> Result:
     return Result(folder.root.absolute(), done, x)
 
 
-def _connect(job: Job) -> WatchedComm:
+def _connect(job: Job, folder: RunDir) -> WatchedComm:
     """Collective: step 1, join the ranks that the launcher started."""
     config, exact = job.comm, job.reduction == "exact"
-    joined = connect(config.backend, device_type(job), config.timeout_s, exact=exact)
+    joined = connect(config.backend, device_type(job), config.timeout_s, folder.root, exact=exact)
     return WatchedComm(joined, config.timeout_s)
 
 

@@ -1,14 +1,16 @@
 """The bytes that rank 0's store sends where every rank tells all others a text."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from pathlib import Path
 from threading import Barrier
 
 import pytest
 
 from hpcfl.comm import torch_distributed
 from hpcfl.comm.launcher import Launch
-from hpcfl.comm.rendezvous import Rendezvous
+from hpcfl.comm.meeting import Rendezvous
+from hpcfl.comm.rendezvous import Connection
+from hpcfl.comm.tcp_store import SealedStore
 from hpcfl.comm.torch_distributed import Gloo
 
 dist = torch_distributed.dist
@@ -45,11 +47,12 @@ def text(rank):
 def ranks(monkeypatch):
     """The groups of 64 ranks in one process, which share a store; and the store."""
     store = CountingStore()
-    met = Rendezvous(store, 0, True, lambda: None, lambda code: None)
+    connection = Connection(store, 0, True, lambda: None, lambda code: None)
+    met = Rendezvous(connection, SealedStore(store, "", 60.0, b"secret"))
     monkeypatch.setattr(torch_distributed, "meet", lambda *_: met)
-    monkeypatch.setattr(torch_distributed, "_GROUPS", repeat(0))
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
-    return [Gloo(Launch(rank, RANKS, rank, "torchrun"), 60.0) for rank in range(RANKS)], store
+    launches = [Launch(rank, RANKS, rank, "torchrun") for rank in range(RANKS)]
+    return [Gloo(launch, 60.0, Path()) for launch in launches], store
 
 
 def test_texts_of_64_ranks(ranks):

@@ -2,6 +2,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     monkeypatch.setattr("os.environ", MPICH)
     with pytest.raises(JobError, match=f"mpi4py is not installed; .*, or {OTHERWISE[backend]}"):
-        connect(backend, "cpu", 1.0)
+        connect(backend, "cpu", 1.0, Path())
 
 
 @pytest.mark.slow
@@ -121,8 +122,9 @@ def test_a_named_backend_without_its_library_is_an_error(backend, monkeypatch):
 def test_an_mpi_that_cannot_be_loaded_is_an_error(backend):
     """As on a cluster before the site's module is loaded."""
     program = (
-        "from hpcfl.comm.connect import connect; from hpcfl.errors import JobError\n"
-        f"try: connect('{backend}', 'cpu', 1.0)\n"
+        "from pathlib import Path; from hpcfl.comm.connect import connect\n"
+        "from hpcfl.errors import JobError\n"
+        f"try: connect('{backend}', 'cpu', 1.0, Path())\n"
         "except JobError as e: print(e)"
     )
     env = {**os.environ, **MPICH, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
@@ -137,15 +139,15 @@ def test_an_mpi_that_cannot_be_loaded_is_an_error(backend):
 
 def test_nccl_is_refused_on_a_cpu_and_mpi_on_a_gpu():
     with pytest.raises(JobError, match="nccl sums GPU tensors, the device is cpu"):
-        connect("nccl", "cpu", 1.0)
+        connect("nccl", "cpu", 1.0, Path())
     with pytest.raises(JobError, match="mpi sums CPU tensors, the device is cuda"):
-        connect("mpi", "cuda", 1.0)
+        connect("mpi", "cuda", 1.0, Path())
 
 
 def test_nccl_is_refused_where_torch_has_none(monkeypatch):
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
     with pytest.raises(JobError, match="this torch was built without NCCL; use gloo"):
-        connect("nccl", "cuda", 1.0)
+        connect("nccl", "cuda", 1.0, Path())
 
 
 def test_a_port_that_is_taken_is_an_error(monkeypatch):
@@ -156,7 +158,7 @@ def test_a_port_that_is_taken_is_an_error(monkeypatch):
         first = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         monkeypatch.setattr("os.environ", {**TORCHRUN, **first})
         with pytest.raises(RankError, match=f"cannot open the store at 127.0.0.1:{port}"):
-            connect("gloo", "cpu", 5.0)
+            connect("gloo", "cpu", 5.0, Path())
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,8 @@ def test_auto_chooses_by_device_and_launcher(
 
 def test_one_process_imports_neither_mpi_nor_torch_distributed_of_ours():
     program = (
-        "import sys; from hpcfl.comm.connect import connect; comm = connect('auto', 'cpu', 1.0);"
+        "import sys; from pathlib import Path; from hpcfl.comm.connect import connect;"
+        "comm = connect('auto', 'cpu', 1.0, Path());"
         "assert type(comm).__name__ == 'Solo', comm;"
         "assert 'mpi4py' not in sys.modules;"
         "assert 'hpcfl.comm.torch_distributed' not in sys.modules"

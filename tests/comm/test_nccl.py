@@ -1,6 +1,7 @@
 """NCCL without GPUs: its settings, and its errors."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def nccl(monkeypatch):
 
     def make(init, **sums):
         monkeypatch.setattr(dist, "init_process_group", init)
-        return Nccl(Launch(0, 1, 0, "none"), 60.0, **sums)
+        return Nccl(Launch(0, 1, 0, "none"), 60.0, Path(), **sums)
 
     return make
 

@@ -71,7 +71,7 @@ def exchange(comm: Comm) -> bool:
 
 def main(backend: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    comm = connect(backend, "cpu", 60.0)
+    comm = connect(backend, "cpu", 60.0, folder)
     template = Upload(*(field.to("meta") for field in upload(0)))
     mean = ExactReduction(
         comm, template, frozenset({"drift"}), torch.float32, torch.device("cpu")

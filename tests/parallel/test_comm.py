@@ -131,7 +131,10 @@ def run(program, **changes):
     )
 
 
-CONNECT = "from hpcfl.comm.connect import connect; connect('{}', 'cpu', {}).close()"
+CONNECT = (
+    "from pathlib import Path; from hpcfl.comm.connect import connect; "
+    "connect('{}', 'cpu', {}, Path()).close()"
+)
 
 
 @pytest.mark.parametrize("backend", ["auto", "mpi", "gloo"])
@@ -177,8 +180,9 @@ def test_a_peer_that_hangs_is_an_error_after_the_timeout(meeting, says, tmp_path
     program.write_text(
         "import time, torch\n"
         "from hpcfl.comm.base import P2PMessage\n"
+        "from pathlib import Path\n"
         "from hpcfl.comm.connect import connect\n"
-        "comm = connect('gloo', 'cpu', 15.0)\n"  # in which the ranks must meet, too
+        "comm = connect('gloo', 'cpu', 15.0, Path())\n"  # in which the ranks must meet, too
         "if comm.rank == 0:\n"
         "    time.sleep(600)\n"
         "try:\n"
@@ -202,7 +206,7 @@ from hpcfl.comm import torch_distributed
 from hpcfl.comm.connect import connect
 from hpcfl.comm.watched import WatchedComm
 torch_distributed.TIMEOUT_FACTOR = 0.4
-comm = WatchedComm(connect("gloo", "cpu", 15.0), 15.0)
+comm = WatchedComm(connect("gloo", "cpu", 15.0, Path(sys.argv[1])), 15.0)
 comm.start_heartbeats(Path(sys.argv[1]), "session")
 """
 SLOW = """
@@ -253,8 +257,9 @@ def test_before_the_first_round_a_rank_that_ends_is_noticed(ends, tmp_path):
 def test_one_rank_that_fails_ends_all(backend, end, tmp_path):
     program = tmp_path / "fail.py"
     program.write_text(
+        "from pathlib import Path\n"
         "from hpcfl.comm.connect import connect\n"
-        f"comm = connect('{backend}', 'cpu', 600.0)\n"
+        f"comm = connect('{backend}', 'cpu', 600.0, Path())\n"
         "print('met', flush=True)\n"
         "comm.barrier()\n"
         "if comm.rank == 1:\n"
@@ -290,7 +295,7 @@ LISTENS = """
 import os, sys
 from pathlib import Path
 from hpcfl.comm.connect import connect
-comm = connect("gloo", "cpu", 60.0)
+comm = connect("gloo", "cpu", 60.0, Path())
 comm.barrier()
 held = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
         if os.path.islink(f"/proc/self/fd/{fd}")}

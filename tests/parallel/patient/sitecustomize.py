@@ -3,4 +3,4 @@
 from hpcfl.runner import start
 
 connect = start.connect
-start.connect = lambda backend, device, _, **kind: connect(backend, device, 300.0, **kind)
+start.connect = lambda backend, device, _, run, **kind: connect(backend, device, 300.0, run, **kind)
