@@ -1,7 +1,7 @@
 """Perturb the colours of each client's images (FedMIM)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hpcfl.data.base import DataConfig, Transform
 from hpcfl.data.images import CropFlipNormalize
@@ -47,20 +47,22 @@ class Coloured(DataConfig):
         return None if self.colour is None else PersonalColours(self.colour, transform, seed)
 
 
+@dataclass(frozen=True)
 class PersonalColours:
-    """Client -> the transform of its images; an object that can be sent to another rank."""
+    """Client -> the transform of its images."""
 
-    def __init__(self, colour: Colour, transform: CropFlipNormalize, seed: int) -> None:
-        self._colour, self._transform, self._seed = colour, transform, seed
-        self._made: dict[int, Transform] = {}
+    colour: Colour
+    transform: CropFlipNormalize
+    seed: int
+    _made: dict[int, Transform] = field(default_factory=dict, init=False, compare=False)
 
     def __call__(self, client: int) -> Transform:
         """The transform of this client, the same object at every call."""
         if client not in self._made:
-            b, s = stream(self._seed, "colour", client=client).uniform(-1, 1, 2).tolist()
+            b, s = stream(self.seed, "colour", client=client).uniform(-1, 1, 2).tolist()
             self._made[client] = replace(
-                self._transform,
-                brightness=1 + self._colour.brightness * b,
-                saturation=1 + self._colour.saturation * s,
+                self.transform,
+                brightness=1 + self.colour.brightness * b,
+                saturation=1 + self.colour.saturation * s,
             )
         return self._made[client]

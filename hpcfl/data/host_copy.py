@@ -1,47 +1,44 @@
 """One copy of the data for all ranks of a host.
 
-The first rank of each host loads the data and saves it in a folder of temporary files; all ranks of
-the host map that file copy-on-write, so that its pages are in memory once, and then it is removed.
-While the first rank loads, the others wait for a lock and not in a collective: loading may take
-longer than the time-out of a collective, and the system releases a lock also where its holder is
-killed.
+The first rank of each host loads the data and saves it in a folder of temporary files that this
+user alone can open; all ranks of the host map that file copy-on-write, so that its pages are in
+memory once, and then it is removed.  While the first rank loads, the others wait for a lock and not
+in a collective: loading may take longer than the time-out of a collective, and the system releases
+a lock also where its holder is killed.  A thread of the holder changes the lock's time, by which
+the others see that it is not stopped.
 """
 
 import fcntl
 import json
-import pickle
+import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event, Thread
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
+from hpcfl.data import plain_copy
 from hpcfl.data.base import Dataset
+from hpcfl.errors import RankError
 from hpcfl.io.boot_id import boot_id
+from hpcfl.io.lock import lock as take_lock
 from hpcfl.io.memory import return_freed_memory
-from hpcfl.io.regular import check_regular, open_binary, open_write
+from hpcfl.io.regular import create_private, open_private
 
 _EACH = "each rank loads its own copy"
-_COPY, _LOCK = "data.pt", "lock"  # files of the folder
+_COPY, _LOCK = "data", "lock"  # files of the folder
+_POLL_S = 0.05  # between two looks at the lock
+_SIGN_S = 1.0  # between two signs of life of the rank that holds it, at most
 _SHOWN = 4  # ranks in a note
-# What saving and loading classes of a user may raise.
-_ERRORS = (
-    pickle.PickleError,
-    ArithmeticError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+# What describing a class of a user, and reading a damaged copy, may raise.
+_ERRORS = (LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class HostData(NamedTuple):
@@ -52,7 +49,9 @@ class HostData(NamedTuple):
     """The same on every rank: where the ranks of a host do not share its memory, and why."""
 
 
-def load_on_hosts(load: Callable[[], Dataset], comm: Comm, *, mapped: bool = False) -> HostData:
+def load_on_hosts(
+    load: Callable[[], Dataset], comm: Comm, timeout_s: float, *, mapped: bool = False
+) -> HostData:
     """Collective: load the data once on each host.
 
     The first rank of a host calls ``load``, and the others share the memory of what it returns.
@@ -62,12 +61,14 @@ def load_on_hosts(load: Callable[[], Dataset], comm: Comm, *, mapped: bool = Fal
     Args:
         load: loads and checks the data; without communication.
         comm: the group of ranks.
+        timeout_s: after which a rank that loads and gives no sign of life is taken for lost.
         mapped: whether ``load`` is known to map files, of which a host has one copy in memory
             anyway: then all ranks call it at once.
 
     Raises:
         HpcflError: that of ``load``, on the lowest rank where it failed.
         RemoteRankError: on every other rank, with that error's text and exit code.
+        RankError: on this rank alone: the rank that loads is stopped.
     """
     if comm.size == 1:
         dataset = load()
@@ -81,8 +82,10 @@ def load_on_hosts(load: Callable[[], Dataset], comm: Comm, *, mapped: bool = Fal
     with ExitStack() as stack, ExitStack() as lock:
         own = ""
         if shares and comm.rank == first:
-            own, reason = _make_folder(stack, lock)
+            own, reason = _make_folder(stack, lock, timeout_s)
         folder = Path(comm.allgather(own)[first])
+        if shares and comm.rank != first and folder.is_absolute():  # else there is none
+            _wait(folder, f"rank {first} (host {socket.gethostname()})", timeout_s)
         with raise_collectively(comm):
             if not shares:
                 found = load()
@@ -91,8 +94,6 @@ def load_on_hosts(load: Callable[[], Dataset], comm: Comm, *, mapped: bool = Fal
                     found = load()
                     if not reason:
                         saved, reason = _save(found, folder)
-            elif folder.is_absolute():  # else there is none
-                _wait(folder)
         saved, reason = json.loads(comm.allgather(json.dumps([saved, reason]))[first])
         with raise_collectively(comm):
             if saved:
@@ -106,7 +107,7 @@ def load_on_hosts(load: Callable[[], Dataset], comm: Comm, *, mapped: bool = Fal
     return HostData(found, _notes(comm.allgather(reason)))
 
 
-def _make_folder(stack: ExitStack, lock: ExitStack) -> tuple[str, str]:
+def _make_folder(stack: ExitStack, lock: ExitStack, timeout_s: float) -> tuple[str, str]:
     """Make a folder for the copy, which ``stack`` removes; locked until ``lock`` is closed.
 
     Returns:
@@ -116,19 +117,47 @@ def _make_folder(stack: ExitStack, lock: ExitStack) -> tuple[str, str]:
         folder = stack.enter_context(
             TemporaryDirectory(prefix="hpcfl-data-", ignore_cleanup_errors=True)
         )
-        held = lock.enter_context(open_write(Path(folder) / _LOCK))
+        held = lock.enter_context(create_private(Path(folder) / _LOCK)).fileno()
     except OSError as error:
         return "", f"no folder for temporary files (TMPDIR) can be used: {_text(error)}; {_EACH}"
-    with suppress(OSError):  # where there are no locks, the others wait in a collective
-        fcntl.flock(held, fcntl.LOCK_EX)
+    take_lock(held, fcntl.LOCK_EX)  # where there are no locks, the others wait in a collective
+    over = Event()
+
+    def show_life() -> None:
+        while not over.wait(min(_SIGN_S, timeout_s / 4)):
+            with suppress(OSError):
+                os.utime(held)
+
+    thread = Thread(target=show_life, daemon=True)
+    lock.callback(thread.join)  # before the file is closed, and after this:
+    lock.callback(over.set)
+    thread.start()
     return folder, ""
 
 
-def _wait(folder: Path) -> None:
-    """Wait until the first rank of the host has saved the copy, or has failed."""
-    # What cannot be opened or locked here is met again when the copy is mapped.
-    with suppress(OSError), open_binary(folder / _LOCK) as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+def _wait(folder: Path, holder: str, timeout_s: float) -> None:
+    """Wait until the first rank of the host has saved the copy, or has failed.
+
+    Raises:
+        RankError: it gives no sign of life.
+    """
+    # What cannot be opened here is met again when the copy is mapped.
+    with suppress(OSError), open_private(folder / _LOCK) as file:
+        last, waited = (
+            0,
+            0.0,
+        )  # of this process' own looks, not of the clock: a job may be suspended
+        while waited < timeout_s:
+            with suppress(BlockingIOError):
+                take_lock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            changed = os.fstat(file.fileno()).st_mtime_ns
+            last, waited = changed, 0.0 if changed != last else waited + _POLL_S
+            time.sleep(_POLL_S)
+        raise RankError(
+            f"waited {timeout_s:g} s for {holder}, which loads the data for the ranks of this host "
+            "and gives no sign of life: it is stopped, or hangs (comm.timeout_s); start again"
+        )
 
 
 def _save(dataset: Dataset, folder: Path) -> tuple[bool, str]:
@@ -137,8 +166,8 @@ def _save(dataset: Dataset, folder: Path) -> tuple[bool, str]:
     if dataset.mapped or not all(isinstance(part.inputs, Tensor) for part in parts):
         return False, ""  # the system has one copy of the files anyway
     try:
-        with open_write(folder / _COPY) as file:
-            torch.save(dataset, file)
+        with create_private(folder / _COPY) as file:
+            plain_copy.write(dataset, file)
     except OSError as error:
         return False, (
             f"a copy for the ranks of this host cannot be saved in {folder.parent} (TMPDIR): "
@@ -146,19 +175,16 @@ def _save(dataset: Dataset, folder: Path) -> tuple[bool, str]:
         )
     except _ERRORS as error:
         return False, (
-            f"its data set cannot be sent to other ranks ({_text(error)}): a transform must be a "
-            f"function or an object of a class at the top of a module; {_EACH}"
+            f"its data set is not shared ({_text(error)}): a copy holds tensors, numbers and "
+            f"transforms of hpcfl alone; {_EACH}"
         )
     return True, ""
 
 
 def _map(folder: Path) -> Dataset:
     """The saved data set; writing to its tensors changes pages of this process alone."""
-    path = folder / _COPY
-    check_regular(path)
-    # A rank of this run has saved it, in a folder that no other user can write to.
-    dataset: Dataset = torch.load(path, "cpu", mmap=True, weights_only=False)
-    return dataset
+    with open_private(folder / _COPY) as file:
+        return plain_copy.map_file(file)
 
 
 def _text(error: Exception) -> str:

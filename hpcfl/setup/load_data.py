@@ -64,6 +64,7 @@ def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> H
 
     Raises:
         JobError, DataError: see ``load_data``; RemoteRankError on the ranks that did not load.
+        RankError: see ``load_on_hosts``.
     """
 
     def load() -> Dataset:
@@ -73,7 +74,8 @@ def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> H
         dataset = load_data(loaded)
         return replace(dataset, digest=digest(dataset))
 
-    return load_on_hosts(load, comm, mapped=loaded.job.data.maps_files)
+    job = loaded.job
+    return load_on_hosts(load, comm, job.comm.timeout_s, mapped=job.data.maps_files)
 
 
 def _check_dataset(dataset: Dataset, where: str) -> None:

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from hpcfl.comm.solo import Solo
-from hpcfl.data import SOURCES, host_copy
+from hpcfl.data import SOURCES, host_copy, plain_copy
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.colour import Colour
 from hpcfl.data.fingerprints import digest
+from hpcfl.data.grayscale import Grey
 from hpcfl.data.host_copy import load_on_hosts
 from hpcfl.data.partition import RowRanges, sizes_of
 from hpcfl.data.sources.arrays import cast
@@ -69,7 +70,7 @@ def on_ranks(load: Callable[[], Dataset], size: int = 2, **how) -> list[Ended]:
 
     def run(rank: int) -> None:
         try:
-            ended[rank] = Ended(load_on_hosts(load, Threads(group, rank), **how), None)
+            ended[rank] = Ended(load_on_hosts(load, Threads(group, rank), PATIENCE_S, **how), None)
         except HpcflError as error:
             ended[rank] = Ended(None, error)
 
@@ -233,23 +234,38 @@ def test_examples_in_files_are_opened_by_every_rank():
         assert all(one.data.notes == () for one in ended)
 
 
+class OwnGrey(Grey):
+    """A transform of a user's, of a class that looks like one of hpcfl."""
+
+
+OwnGrey.__name__ = "Grey"
+
+
+def own_cast(inputs, dtype, draws):
+    return inputs
+
+
+own_cast.__name__ = "cast"
+
 CANNOT = {
-    "transform": {"transform": lambda inputs, dtype, draws: inputs},
-    "personal": {"personal": lambda client: cast},
+    "lambda": ("<lambda>", {"transform": lambda inputs, dtype, draws: inputs}),
+    "function": ("own_cast", {"transform": own_cast}),
+    "object": ("OwnGrey", {"transform": OwnGrey(flat=True)}),
+    "personal": ("<lambda>", {"personal": lambda client: cast}),
 }
 
 
 @pytest.mark.parametrize("kind", CANNOT)
-def test_what_cannot_be_sent_is_loaded_by_every_rank_which_a_note_says(kind):
-    load = Loader(made(**CANNOT[kind]))
+def test_what_is_not_hpcfls_own_is_loaded_by_every_rank_which_a_note_says(kind):
+    load = Loader(made(**CANNOT[kind][1]))
     ended = on_ranks(load, 5)
     assert sorted(load.ranks) == [0, 1, 2, 3, 4]
     for one in ended:
         (found,) = one.data.notes
         assert re.fullmatch(
-            r"data: its data set cannot be sent to other ranks \(.*lambda.*\): a transform must be "
-            r"a function or an object of a class at the top of a module; each rank loads its own "
-            r"copy \(ranks 0, 1, 2, 3, \.\.\.\)",
+            rf"data: its data set is not shared \({CANNOT[kind][0]} is not hpcfl's own\): a copy "
+            r"holds tensors, numbers and transforms of hpcfl alone; each rank loads its own copy "
+            r"\(ranks 0, 1, 2, 3, \.\.\.\)",
             found,
         ), found
 
@@ -259,7 +275,7 @@ def full(*arguments):
 
 
 def test_where_there_is_no_space_every_rank_loads(monkeypatch, temporary):
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(plain_copy, "write", full)
     load = Loader(made())
     for one in on_ranks(load):
         assert one.data.notes == (
@@ -326,9 +342,9 @@ def test_every_host_loads_once(monkeypatch):
 
 
 def test_a_single_rank_copies_nothing(monkeypatch):
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(plain_copy, "write", full)
     dataset = made()
-    found = load_on_hosts(lambda: dataset, Solo())
+    found = load_on_hosts(lambda: dataset, Solo(), PATIENCE_S)
     assert found.dataset is dataset
     assert found.notes == ()
 

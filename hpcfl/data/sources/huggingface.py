@@ -93,7 +93,7 @@ class Huggingface(DataConfig):
             natural=None if self.client is None else _owned(train, self.client),
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
-            transform=_unit if train.is_image(self.inputs) else cast,
+            transform=to_unit if train.is_image(self.inputs) else cast,
             notes=(*doubts, *(() if classes is None else missing_classes(labels, classes))),
         )
 
@@ -350,6 +350,6 @@ def _owned(train: TableSplit, name: str) -> list[ExampleRows]:
     return rows_of_owners(np.unique(owner, return_inverse=True)[1])
 
 
-def _unit(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
+def to_unit(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
     """Images uint8 [B, H, W, C] to [B, C, H, W] in [0, 1]."""
     return inputs.to(dtype).permute(0, 3, 1, 2) / 255
