@@ -1,0 +1,64 @@
+"""A rank that stops where HPCFL_TEST_STOP says: "RANK PHASE FOLDER".
+
+Each of the two ranks writes its process id to FOLDER/RANK and waits for the other, so that none is
+late because it was started later.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+VICTIM, PHASE, FOLDER = os.environ["HPCFL_TEST_STOP"].split(" ", 2)
+RANK = os.environ.get("RANK")
+
+
+def places():
+    """Phase -> the function in which it stops, and in which of its calls."""
+    from hpcfl.comm import meeting, secret, torch_distributed, watched
+    from hpcfl.data import host_copy
+    from hpcfl.runner import checkpointer, resume, session, start
+    from hpcfl.setup import load_data
+
+    first = RANK == "0"
+    return {
+        "connecting": (meeting, "connect_to_store"),
+        "meeting": (meeting._Meeting, "wait_for_all"),
+        "sharing": (secret.secrets, "token_hex") if first else (secret, "read"),
+        "grouping": (torch_distributed.dist, "init_process_group"),
+        "agreeing": (start, "discover_ranks"),
+        "fetching": (start, "_fetch_files"),
+        "loading": (load_data, "load_data") if first else (host_copy, "_wait"),
+        "building": (start, "build_components"),
+        "beginning": (session.RankSession, "open_store"),
+        "heartbeats": (watched.Watchdog, "watch_files"),
+        "verifying": (resume, "verify_states"),
+        "training": (session.RankSession, "begin_round", 3),
+        "evaluating": (session.RankSession, "evaluate", 2),
+        "saving": (checkpointer.Checkpointer, "begin", 2),
+        "committing": (checkpointer.Checkpointer, "commit", 2),
+        "finishing": (start, "Result"),
+        "ending": (watched.WatchedComm, "close"),
+    }
+
+
+def stop_in(place, name, calls=1):
+    """Stop this process in the given call of a function."""
+    function, made = getattr(place, name), [0]
+
+    def stopping(*args, **kwargs):
+        made[0] += 1
+        if made[0] == calls:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return function(*args, **kwargs)
+
+    setattr(place, name, stopping)
+
+
+if RANK is not None:  # not in torchrun itself
+    found = places()
+    Path(FOLDER, RANK).write_text(str(os.getpid()))
+    while len(os.listdir(FOLDER)) < 2:  # noqa: PTH208 - the test ends those that wait in vain
+        time.sleep(0.02)
+    if RANK == VICTIM:
+        stop_in(*found[PHASE])
