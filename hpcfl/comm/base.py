@@ -76,6 +76,16 @@ class Comm(Protocol):
         ...
 
 
+class LastWord(NamedTuple):
+    """What a rank left when it ended by ``abort``."""
+
+    rank: int
+    code: int
+    """Its exit code."""
+    reason: str
+    """The line that it printed; empty where it printed none."""
+
+
 class Group(Comm, Protocol):
     """What a library offers, for ``WatchedComm``."""
 
@@ -87,4 +97,8 @@ class Group(Comm, Protocol):
 
         Nothing is done where the other collectives have no time-out.
         """
+        ...
+
+    def last_word(self) -> LastWord | None:
+        """That of another rank, by which this one was lost to it; None where there is none."""
         ...

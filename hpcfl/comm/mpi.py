@@ -104,6 +104,9 @@ class Mpi:
     def wait_for_ranks(self) -> None:
         """Do nothing: MPI's collectives wait however long it takes."""
 
+    def last_word(self) -> None:
+        """There is none: a rank of MPI ends all with its code."""
+
     def close(self) -> None:
         """Collective: leave the group; another one may be started afterwards."""
         finish(self._failures)

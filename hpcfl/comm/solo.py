@@ -47,6 +47,9 @@ class Solo:
     def wait_for_ranks(self) -> None:
         """Return at once."""
 
+    def last_word(self) -> None:
+        """There is no other rank."""
+
     def close(self) -> None:
         """Do nothing."""
 

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.base import P2PMessage
+from hpcfl.comm.base import LastWord, P2PMessage
+from hpcfl.comm.heartbeat import LOST_CODE
 from hpcfl.comm.in_time import LAST_S, in_time
 from hpcfl.comm.launcher import Launch
 from hpcfl.comm.meeting import TIMEOUT_FACTOR, meet
@@ -26,7 +27,7 @@ from hpcfl.comm.rendezvous import INTERFACE, POLL_S
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import JobError, RankError
 
-ABORTED = "aborted"  # the key of the rank that has left by ``abort``
+ABORTED = "aborted"  # the key of the word of the rank that has left by ``abort``
 FIRST_PAUSE_S = 1e-3  # before the second look for ranks that have not come
 
 NCCL_CAUSE = re.compile(r"Last error:\s*\n(.*\S.*)")
@@ -153,8 +154,8 @@ class _ProcessGroup:
                 if self._texts.check([ABORTED]):
                     raise RankError(
                         f"rank {self.rank} of {self.size}: {self.backend}: rank "
-                        f"{self._texts.get(ABORTED).decode()} has ended; its own message, if it "
-                        "printed one, is above"
+                        f"{self._word().rank} has ended; its own message, if it printed one, is "
+                        "above"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause, POLL_S)
@@ -177,18 +178,42 @@ class _ProcessGroup:
     def abort(self, code: int, reason: str = "") -> NoReturn:
         """End this rank with exit code ``code``, and under MPI every rank.
 
-        Without MPI the launcher ends the others when it sees that this one failed, and those in
-        ``wait_for_ranks`` end by themselves.
+        Without MPI the launcher ends the others when it sees that this one failed; those in a
+        collective end by themselves, by the word that this one leaves in the store.
         """
-        if self.rank and not self._lost:  # with rank 0 the store ends, which the others notice
-            with suppress(dist.DistError, RankError, TimeoutError):
-                in_time(LAST_S, self._leave_word)
+        if not self._lost:
+            with suppress(RuntimeError, RankError, TimeoutError):
+                in_time(LAST_S, lambda: self._leave_word(LastWord(self.rank, code, reason)))
         self._connection.abort(code)
 
-    def _leave_word(self) -> None:
-        """Tell those that wait in ``wait_for_ranks`` that this rank has ended."""
+    def last_word(self) -> LastWord | None:
+        """That of the first rank that ended by ``abort``."""
+        if self._lost:
+            return None
+        with suppress(dist.DistError, RankError, TimeoutError):
+            return in_time(LAST_S, self._read_word)
+        return None
+
+    def _leave_word(self, word: LastWord) -> None:
+        """Tell the others how this rank ended, unless one was quicker."""
+        if self._texts.check([ABORTED]):
+            return
+        self._texts.set(ABORTED, json.dumps(word).encode())
+        if self.rank == 0 and word.reason and word.code != LOST_CODE:
+            # The store may end with this rank, and the others would not learn the code.  Without
+            # its group they see that it has left, and ask.
+            dist.destroy_process_group()
+            self._texts.wait([f"{ABORTED}/{rank}" for rank in range(1, self.size)])
+
+    def _read_word(self) -> LastWord | None:
         if not self._texts.check([ABORTED]):
-            self._texts.set(ABORTED, f"{self.rank}".encode())
+            return None
+        word = self._word()
+        self._texts.set(f"{ABORTED}/{self.rank}")
+        return word
+
+    def _word(self) -> LastWord:
+        return LastWord(*json.loads(self._texts.get(ABORTED)))
 
     def _not_met(self, error: Exception) -> RankError:
         return RankError(

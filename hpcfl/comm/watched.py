@@ -96,7 +96,7 @@ class WatchedComm:
         """
         if reason and not self._comm.aborts_all:
             self._watchdog.claim_report(reason, code)
-        self._comm.abort(code)
+        self._comm.abort(code, reason)
 
     def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Collective: call ``collective`` while the watchdog counts the time.
@@ -111,6 +111,11 @@ class WatchedComm:
                 self._comm.wait_for_ranks()
             return collective(*args, **kwargs)
         except RankError as error:
+            # The rank that was lost may have said why, and printed it.  It leaves no report where
+            # its disk fails.
+            if (word := self._comm.last_word()) and word.reason:
+                self._watchdog.claim_report(word.reason, word.code)
+                self._comm.abort(word.code)
             # Every rank sees that one was lost; only the first to claim the report prints it.
             if not self._watchdog.claim_report(str(error), error.exit_code):
                 self._comm.abort(self._watchdog.reported_code())

@@ -11,6 +11,7 @@ from scaffold_run import complete, error_line, killed, write
 from hpcfl.cli.selftest import outcome
 from hpcfl.run_dir.layout import RunDir
 from tests.forked import finish
+from tests.long_form import long_form
 
 STRERROR = {
     "ENOSPC": "No space left on device",
@@ -61,6 +62,32 @@ def test_calls_that_fail_from_some_moment_on(job, whole, tmp_path, kind, error, 
         assert ended.returncode == 74, ended
         assert STRERROR[error] in error_line(ended)
     assert complete(folder, job).differences(whole[0]) == []
+
+
+def deny_on(rank, *fault):
+    """From some moment on, on one rank."""
+    if os.environ["RANK"] == str(rank):
+        deny_from(*fault)
+
+
+@pytest.mark.parametrize(
+    ("rank", "nth"),
+    [
+        *((0, 45), (1, 14)),
+        *(pytest.param(0, n, marks=long_form) for n in (1, 14, 26)),
+        *(pytest.param(1, n, marks=long_form) for n in (1, 8, 26)),
+    ],
+)
+def test_a_disk_that_stays_bad_for_one_rank(tmp_path, rank, nth):
+    """That rank cannot even make the report by which the other ends; both end with one code."""
+    folder = RunDir(tmp_path / "run")
+    job = write(tmp_path, store={"cache_gib": 0.0}, comm={"backend": "gloo", "timeout_s": 60.0})
+    fault = partial(deny_on, rank, folder.root, nth, "open", "EROFS")
+    ended = finish(2, "run", job, "--out", folder.root, prepare=fault)  # with one exit code
+    assert ended.returncode == 74, ended
+    (line,) = [line for line in ended.stderr.splitlines() if "Error: " in line]
+    assert STRERROR["EROFS"] in line
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.fixture
