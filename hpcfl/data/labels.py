@@ -43,14 +43,19 @@ def typed_labels(where: str, labels: NDArray[Any], label_type: LabelType | None)
     return labels.astype(np.float64)
 
 
-def doubt(where: str, labels: NDArray[Any], classes: int | None) -> tuple[str, ...]:
-    """A line on labels [n] that may be meant as the other type; for jobs that say no type.
+def type_note(
+    where: str, labels: NDArray[Any], classes: int | None, label_type: LabelType | None
+) -> tuple[str, ...]:
+    """A line on labels [n] that may be meant as the other type; none where the job says the type.
 
     Args:
         where: the file or key, and the labels' name in it.
         labels: of all examples.
         classes: how many there are; None: the labels are numbers.
+        label_type: what the job says of them, if it does.
     """
+    if label_type is not None:
+        return ()
     if classes is None and np.all(labels == np.rint(labels)):
         return (
             f"{where}: all labels are whole numbers, but floats, so they are the targets of a "

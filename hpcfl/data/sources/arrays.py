@@ -15,8 +15,8 @@ from hpcfl.data.labels import (
     LabelType,
     as_integers,
     count_of,
-    doubt,
     missing_classes,
+    type_note,
     typed_labels,
 )
 from hpcfl.data.named_inputs import NamedInputs
@@ -83,6 +83,7 @@ class Arrays(DataConfig):
         test = None
         if tests is not None:
             test = _examples(path, tests, arrays["y_test"], classes, "x_test", "y_test")
+        said = self.label_type if self.classes is None else "classes"
         natural = None
         if "client" in arrays:
             natural = self._natural(path, arrays["client"], len(train.labels))
@@ -97,11 +98,7 @@ class Arrays(DataConfig):
             named=named,
             notes=(
                 *(() if self.integers else (note for one in x.values() for note in _notes(one))),
-                *(
-                    doubt("data: y", arrays["y"], classes)
-                    if self.label_type is None and self.classes is None
-                    else ()
-                ),
+                *type_note("data: y", arrays["y"], classes, said),
                 *(() if classes is None else missing_classes(arrays["y"], classes)),
                 *(() if test is not None and len(test.labels) else (_NO_TEST,)),
             ),

@@ -19,8 +19,8 @@ from hpcfl.data.labels import (
     LabelType,
     as_integers,
     count_of,
-    doubt,
     missing_classes,
+    type_note,
     typed_labels,
 )
 from hpcfl.data.partition import ExampleRows, rows_of_owners
@@ -86,7 +86,7 @@ class Huggingface(DataConfig):
                 f"training, of {tuple(tests.inputs.shape[1:])} for testing"
             )
         labels = examples.labels.numpy()
-        doubts = () if declared or self.label_type else doubt("data.labels", labels, classes)
+        said = "classes" if declared else self.label_type
         return Dataset(
             train=examples,
             test=tests,
@@ -94,7 +94,10 @@ class Huggingface(DataConfig):
             classes=classes,
             loss="squared" if classes is None else "cross_entropy",
             transform=to_unit if train.is_image(self.inputs) else cast,
-            notes=(*doubts, *(() if classes is None else missing_classes(labels, classes))),
+            notes=(
+                *type_note("data.labels", labels, classes, said),
+                *(() if classes is None else missing_classes(labels, classes)),
+            ),
         )
 
 

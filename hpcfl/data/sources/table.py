@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.labels import LabelType, are_classes, doubt, missing_classes
+from hpcfl.data.labels import LabelType, are_classes, missing_classes, type_note
 from hpcfl.data.partition import rows_of_clients, rows_of_owners
 from hpcfl.data.sources.arrays import cast, stored
 from hpcfl.data.tables import (
@@ -198,16 +198,16 @@ class Table(DataConfig):
     def _labels(self, table: "_Rows") -> tuple[NDArray[Any], int | None, tuple[str, ...]]:
         """Classes [n] and how many, or targets [n, 1] and None; and lines for the user."""
         values = self._numbers_or_names(table)
-        doubted = self.label_type is None
         if not are_classes(self.label_type, floats=isinstance(values[0], float)):
             targets = np.array(values, dtype=np.float64)
-            return targets[:, None], None, doubt("data.label", targets, None) if doubted else ()
+            notes = type_note("data.label", targets, None, self.label_type)
+            return targets[:, None], None, notes
         labels, names = _numbered(values)
-        notes = doubt("data.label", labels, len(names)) if doubted else ()
+        notes = type_note("data.label", labels, len(names), self.label_type)
         if names == [*range(len(names))]:
             return labels, len(names), notes
         note = f"data.label: in sorted order, {_listed('class', names)}"
-        if doubted and isinstance(names[0], int) and len(names) > _LISTED:
+        if self.label_type is None and isinstance(names[0], int) and len(names) > _LISTED:
             note += "; for a regression say data.label_type: numbers"
         return labels, len(names), (note, *notes, *_blanks("data.label", names))
 
