@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from tests.forked import program, torchrun
+from tests.forked import free_ports, program, torchrun
 from tests.parallel.background import PATIENCE_S, write
 from tests.parallel.harness import environment
 
@@ -91,3 +91,27 @@ def test_a_forged_text_ends_the_run(name, store, tmp_path):
             text = f"the text hpcfl/0/0/{name} that this rank received does not carry the code"
             assert line.startswith(f"[rank 1 of 2] RankError: {text}")
     assert not executed.exists()
+
+
+LISTS = """
+import os
+from torch.distributed import TCPStore
+store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+print(*store.list_keys(), flush=True)
+"""
+
+
+def test_torchrun_with_a_port_keeps_no_pickle(tmp_path):
+    """With its rendezvous c10d it unpickles what its store holds below torch.rendezvous."""
+    program = tmp_path / "lists.py"
+    program.write_text(LISTS)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"),
+            *("--master-port", str(free_ports(1)), str(program)),
+        ],
+        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "torchelastic" in done.stdout
+    assert "torch.rendezvous" not in done.stdout
