@@ -70,6 +70,8 @@ def configure_torch(job: Job, device: torch.device) -> None:
     # use_deterministic_algorithms(True) would import the compiler too: a second and 70 MB.
     torch.set_deterministic_debug_mode("error")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, hides nothing here
+    # It is for evaluation alone, and has zeros at padding: another function than is trained.
+    torch.backends.mha.set_fastpath_enabled(False)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.benchmark = False  # it chooses kernels by their times

@@ -1,8 +1,9 @@
 """Restore the settings of a process that rounds depend on, or that a run sets for itself.
 
-They are torch's threads, default type and device, precision and deterministic mode, and the current
-folder.  A callback may change them, on which later rounds would depend; and a run of
-``hpcfl.run`` sets some, which a notebook's own models must not be trained with afterwards.
+They are torch's threads, default type and device, precision, deterministic mode and fast path of
+transformers, and the current folder.  A callback may change them, on which later rounds would
+depend; and a run of ``hpcfl.run`` sets some, which a notebook's own models must not be trained with
+afterwards.
 """
 
 import os
@@ -58,6 +59,7 @@ _SETTINGS: Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (_flushes_denormals, torch.set_flush_denormal),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     *(
         (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
