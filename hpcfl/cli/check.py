@@ -33,6 +33,7 @@ from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
 from hpcfl.setup.load_data import fetch_data, load_data
+from hpcfl.setup.model_function import function_of
 from hpcfl.types import IntArray, Section
 from hpcfl.user_code.names import short_name
 
@@ -75,7 +76,9 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
         fetch_data(loaded)
         fetch_model(loaded)
     components, inputs = _assembled(loaded) if data else (None, {})
-    notes = check_components(components) if components else ()
+    notes: Sequence[str] = ()
+    if components:
+        notes = (*check_components(components), *function_of(components).notes)
     population = len(components.rows) if components else loaded.job.data.population
     if not components:
         loaded = resolve_algorithm(loaded, population)

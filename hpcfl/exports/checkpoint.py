@@ -37,6 +37,7 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.run_dir.manifest import (
     BEST,
+    FUNCTION,
     INITIAL,
     Checkpoint,
     committed_folders,
@@ -49,6 +50,7 @@ from hpcfl.seeds import key
 from hpcfl.setup.components import stored, with_statistics
 from hpcfl.setup.initial_model import build_model, draw_model
 from hpcfl.setup.load_data import load_data
+from hpcfl.setup.model_function import model_function, require_of_run
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
@@ -117,7 +119,7 @@ def export(
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        built = cache(partial(_built, loaded))
+        built = cache(partial(_built, folder, loaded))
         arrays = _read(folder, round, loaded, built, clients=clients, best=best, client=client)
     if npz is not None:
         buffer = io.BytesIO()
@@ -154,7 +156,7 @@ def load_model(
     with readable(root):
         folder.require()
         loaded = load_run(folder)
-        built = cache(partial(_built, loaded))
+        built = cache(partial(_built, folder, loaded))
         arrays = _read(folder, round, loaded, built, clients=False, best=best, client=client)
         return _model(folder, built(), arrays).eval()
 
@@ -336,24 +338,33 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _built(loaded: LoadedJob) -> nn.Module:
-    """The job's model in training mode; its data are loaded for the shape of its inputs."""
+def _built(folder: RunDir, loaded: LoadedJob) -> nn.Module:
+    """The job's model in training mode; its data are loaded for the shape of its inputs.
+
+    Raises:
+        JobError, StoreError: it is not the model with which the run began.
+    """
     # The run's seed: a model may draw what is neither a parameter nor a buffer.
-    model = build_model(loaded, load_data(loaded), key(loaded.job.seed, "model"))
+    dataset = load_data(loaded)
+    model = build_model(loaded, dataset, key(loaded.job.seed, "model"))
     put_in_training(model, frozen=loaded.job.model.statistics == "frozen")
+    files = read_newest(folder, partial(read_run_files, root=folder.root))
+    x0, size = folder.read_initial(content=files[INITIAL]), layout_of(model).total
+    if size != len(x0):
+        raise StoreError(
+            f"{folder.root}: the model has {size} parameters with the data and code as they are "
+            f"now, {len(x0)} in the checkpoint; put back the run's data and code"
+        )
+    if FUNCTION in files:
+        read_buffers(folder.buffers, buffers(model))
+        now = model_function(model, x0, dataset, loaded.job.precision)
+        require_of_run(now, files[FUNCTION], folder.function)
     return model
 
 
 def _model(folder: RunDir, model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> nn.Module:
     """The run's model with the parameters ``x``, and ``statistics`` if there are any."""
-    x = torch.from_numpy(arrays["x"])
-    size = layout_of(model).total
-    if size != x.numel():
-        raise StoreError(
-            f"{folder.root}: the model has {size} parameters with the data and code as they are "
-            f"now, {x.numel()} in the checkpoint; put back the run's data and code"
-        )
-    load_vector(model, x)
+    load_vector(model, torch.from_numpy(arrays["x"]))
     read_buffers(folder.buffers, buffers(model))
     if "statistics" in arrays:
         load_statistics(model, torch.from_numpy(arrays["statistics"]))

@@ -10,6 +10,8 @@ events/         the log for TensorBoard, with callbacks: [tensorboard]
 wandb.json      with callbacks: [wandb], the run's id there (hpcfl.callbacks.tracker), and likewise
                 mlflow.json; wandb/ and mlruns/ are wandb's and MLflow's own
 initial.npy     the initial model as a flat vector; every checkpoint's manifest has its checksum
+function.json   names and shapes of the model's parameters, and what it makes of a few examples
+                (hpcfl.setup.model_function); every manifest has its checksum, too
 branches.json   of a branch: its parents, rounds and changed settings (hpcfl.run_dir.branches);
                 every manifest has its checksum, too
 buffers.safetensors  the model's buffers, if it has any (hpcfl.checkpoint.buffers)
@@ -59,14 +61,14 @@ from hpcfl.job.yaml_file import (
     write_resolved,
 )
 from hpcfl.run_dir.client_table import CLIENTS
-from hpcfl.run_dir.manifest import BRANCHES, INITIAL, committed_folders, require_format
+from hpcfl.run_dir.manifest import BRANCHES, FUNCTION, INITIAL, committed_folders, require_format
 from hpcfl.types import Vector
 from hpcfl.user_code.names import KEPT, is_kept_name
 
 _KINDS = {
     **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "lock"), stat.S_IFREG),
     CLIENTS: stat.S_IFREG,
-    **dict.fromkeys((INITIAL, BRANCHES, "buffers.safetensors"), stat.S_IFREG),
+    **dict.fromkeys((INITIAL, FUNCTION, BRANCHES, "buffers.safetensors"), stat.S_IFREG),
     **dict.fromkeys(("wandb.json", "mlflow.json"), stat.S_IFREG),
     **dict.fromkeys(("events", "checkpoints", "stores", "ranks", KEPT), stat.S_IFDIR),
 }
@@ -85,6 +87,7 @@ class RunDir:
         self.log = root / "log.jsonl"
         self.clients = root / CLIENTS
         self.initial = root / INITIAL
+        self.function = root / FUNCTION
         self.buffers = root / "buffers.safetensors"
         self.branches = root / BRANCHES
         self.checkpoints = root / "checkpoints"
@@ -366,7 +369,8 @@ class RunDir:
             LostFileError: one is missing already.
         """
         paths = [self.root, self.checkpoints, self.stores, self.job, self.initial]
-        paths += [path for path in (self.buffers, self.branches) if path.exists()]
+        more = (self.function, self.buffers, self.branches)
+        paths += [path for path in more if path.exists()]
         for path in paths:
             self._held_paths.append(HeldPath.open(path))
 
@@ -454,6 +458,15 @@ class RunDir:
         np.save(buffer, x0.cpu().numpy(), allow_pickle=False)
         write_file(self.initial, buffer.getvalue())
         return {INITIAL: crc32(buffer.getvalue())}
+
+    def write_function(self, content: bytes) -> dict[str, int]:
+        """Write what the model computes at the start.
+
+        Returns:
+            The name of the file and its crc32, for the manifests.
+        """
+        write_file(self.function, content)
+        return {FUNCTION: crc32(content)}
 
     def read_initial(self, like: Vector | None = None, content: bytes | None = None) -> Vector:
         """Read the initial model.

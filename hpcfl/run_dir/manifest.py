@@ -27,6 +27,7 @@ SERVER = "server.safetensors"
 KEPT = "kept.safetensors"
 BEST = "best.safetensors"
 INITIAL = "initial.npy"
+FUNCTION = "function.json"
 BRANCHES = "branches.json"
 _SHARED = "shared"  # as hpcfl.store.row_table has it, whose import takes that of torch
 _NAMES = "|".join(map(re.escape, (MANIFEST, SERVER, KEPT, BEST)))

@@ -4,7 +4,7 @@ The copy continues the run, or is a branch of it: then other settings begin at t
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.checkpoint import buffers
 from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.engine.dry_round import dry_round
@@ -32,11 +31,9 @@ from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.log import require_log_prefix
 from hpcfl.run_dir.manifest import (
     BRANCHES,
-    INITIAL,
     MANIFEST,
     Checkpoint,
     read_files,
-    read_run_files,
     write_manifest,
 )
 from hpcfl.run_dir.requests import is_done
@@ -63,7 +60,11 @@ def require_absent(copy: Path, request: ResumeRequest) -> None:
 
 
 def copy_run(
-    session: RankSession, request: ResumeRequest, at: Checkpoint, kept: Sequence[int]
+    session: RankSession,
+    request: ResumeRequest,
+    at: Checkpoint,
+    kept: Sequence[int],
+    run_files: Mapping[str, bytes],
 ) -> ResumeRequest:
     """Collective: copy the request's run to the session's folder, and compare every checksum.
 
@@ -75,6 +76,7 @@ def copy_run(
         request: to resume a copy, or a branch.
         at: the checkpoint that the copy will hold.
         kept: the rounds of the run's checkpoints up to this one.
+        run_files: the content of the files that no round changes, by name.
 
     Returns:
         The request with the job of the copy.
@@ -85,7 +87,7 @@ def copy_run(
             a branch cannot begin there.
     """
     components, comm, source = session.components, session.comm, request.source
-    copy, run_files = session.folder.root, dict[str, bytes]()
+    copy = session.folder.root
     branch = Branch(str(source.root.absolute()), at.round, ())
     with raise_collectively(comm):
         if request.parent is not None:
@@ -93,11 +95,6 @@ def copy_run(
             branch = Branch.of(source.root, at.round, flatten(request.parent.tree), flatten(tree))
             _require_branch(components, request.parent.job.algorithm, source, at.round)
             request = replace(request, job_after=source.job_text(tree))
-        if comm.rank == 0:
-            run_files = read_run_files(at, source.root)
-            # A copy that could not be resumed must not appear.
-            source.read_initial(components.x0, run_files[INITIAL])
-            buffers.read(source.buffers, components.buffers)
     with (
         request.suggest_older(kept),
         RunDir(copy.with_name(f".{copy.name}{PART}")) as part,
@@ -173,11 +170,11 @@ def _copy_files(
     request: ResumeRequest,
     at: Checkpoint,
     part: RunDir,
-    run_files: dict[str, bytes],
+    run_files: Mapping[str, bytes],
     branch: Branch,
 ) -> None:
     """All but the segments; what is written was compared with its checksum as it was read."""
-    source = request.source
+    source, run_files = request.source, dict(run_files)
     if branch.changes:
         earlier = run_files.get(BRANCHES)
         branches = () if earlier is None else parse_branches(source.branches, earlier)

@@ -1,6 +1,6 @@
 """Resume a run: from the newest checkpoint of its directory, or as a ``ResumeRequest`` says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from hpcfl.checkpoint import buffers
@@ -19,6 +19,7 @@ from hpcfl.run_dir.log import require_log_prefix, truncate_log
 from hpcfl.run_dir.manifest import (
     BEST,
     BRANCHES,
+    FUNCTION,
     INITIAL,
     Checkpoint,
     delete_newer,
@@ -59,18 +60,16 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         JobError, StoreError: see ``ResumeRequest``; nothing was changed.
     """
     components, comm, folder = session.components, session.comm, session.folder
-    verify_all = request.verify_states
+    verify_all, function = request.verify_states, b""
     if request.copied:
-        source = request.source
-        found_at = partial(request.checkpoint, source, session.inputs)
-        kept, at = _from_rank_0(comm, source, found_at)
-        request = copy_run(session, request, at, kept)
+        request, function = _copied(session, request)
         verify_all = False  # the states were compared as they were copied
     retained_rounds, newest = _from_rank_0(comm, folder, lambda: _lock(session, request))
     comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     with raise_collectively(comm):
         # Before the server and states are read: here a model of edited code is named as such.
         components, run_files = _with_initial_model(components, folder, newest)
+    function = function or session.agree_on_function(components, folder, run_files.get(FUNCTION))
     with raise_collectively(comm), request.suggest_older(retained_rounds):
         found = read_checkpoint(newest, components.schema.server, components.device)
         log = b""
@@ -91,11 +90,11 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     checkpointer = session.checkpointer
     with raise_collectively(comm):
         older = _older_tables(session, retained_rounds)
-        checkpointer.run_files = newest.run_files
         # In the history of a copy it stands where that was copied.
         session.request = None if request.copied else request.recorded
         session.components = components
         if comm.rank == 0:
+            checkpointer.run_files = _with_function(folder, newest, function)
             if BRANCHES in run_files:
                 session.branches = parse_branches(folder.branches, run_files[BRANCHES])
             checkpointer.keep_segments(newest.folder, found.row_tables)
@@ -117,6 +116,20 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             checkpointer.best.restore(found.best, newest.folder / BEST)
             folder.hold_open()
     return StartPoint(found.server, newest.round, found.extra_tensors, log, ended)
+
+
+def _copied(session: RankSession, request: ResumeRequest) -> tuple[ResumeRequest, bytes]:
+    """Collective: copy a run, if it can be resumed; the new request, and what its model computes.
+
+    Raises:
+        JobError, StoreError: see ``copy_run``, and ``resume_from``.
+    """
+    source, comm = request.source, session.comm
+    kept, at = _from_rank_0(comm, source, partial(request.checkpoint, source, session.inputs))
+    with raise_collectively(comm):
+        components, run_files = _with_initial_model(session.components, source, at)
+    function = session.agree_on_function(components, source, run_files.get(FUNCTION))
+    return copy_run(session, request, at, kept, run_files), function
 
 
 def _from_rank_0(
@@ -168,6 +181,19 @@ def _with_initial_model(
     buffers.read(folder.buffers, components.buffers)
     x0 = folder.read_initial(components.x0, run_files[INITIAL])
     return components.changed(x0=x0.to(components.device)), run_files
+
+
+def _with_function(folder: RunDir, at: Checkpoint, function: bytes) -> Mapping[str, int]:
+    """The checksums of the files that no round changes; a run of an earlier version gets one more.
+
+    Args:
+        folder: of the run.
+        at: the checkpoint to begin at.
+        function: the content of the file, if it is to be written.
+    """
+    if FUNCTION in at.run_files:
+        return at.run_files
+    return {**at.run_files, **folder.write_function(function)}
 
 
 def _older_tables(session: RankSession, retained_rounds: Sequence[int]) -> list[Table]:

@@ -34,6 +34,7 @@ from hpcfl.runner.checkpointer import Checkpointer
 from hpcfl.runner.outputs import Outputs
 from hpcfl.runner.progress import Progress
 from hpcfl.setup.components import Components
+from hpcfl.setup.model_function import function_of, require_of_run, require_on_ranks
 from hpcfl.setup.rank_layout import Ranks
 from hpcfl.types import IntArray, Record, Vector
 from hpcfl.user_code.names import short_name
@@ -111,6 +112,31 @@ class RankSession:
         """The clients whose states this rank keeps."""
         owned: list[int] = np.flatnonzero(self.owner == self.comm.rank).tolist()
         return owned
+
+    def agree_on_function(
+        self, components: Components, run: RunDir, recorded: bytes | None = None
+    ) -> bytes:
+        """Collective: check that the model is the same function on every rank and as recorded.
+
+        Args:
+            components: with the run's initial parameters and buffers.
+            run: the directory of the run.
+            recorded: the content of its ``function.json``, if it has one.
+
+        Returns:
+            What to record of a run that has none.
+
+        Raises:
+            JobError, StoreError: see ``hpcfl.setup.model_function``.
+        """
+        with raise_collectively(self.comm):
+            own = function_of(components)
+        require_on_ranks(own, components.loaded, self.comm)
+        with raise_collectively(self.comm):
+            if self.comm.rank == 0 and recorded is not None:
+                require_of_run(own, recorded, run.function)
+        self.ranks = self.ranks.with_notes(*own.notes)
+        return own.model_dump_json().encode()
 
     def open_store(self) -> None:
         """Collective: open the store of this rank's client states."""

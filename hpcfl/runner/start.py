@@ -320,16 +320,20 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
         continued: see ``RunDir.claim``.
 
     Raises:
-        JobError: the directory cannot be written, or holds a run.
+        JobError: the directory cannot be written, or holds a run; or the ranks' models differ.
         DiskError: the disk is full or fails.
     """
     components, folder, checkpointer = session.components, session.folder, session.checkpointer
+    function = session.agree_on_function(components, folder)
     with raise_collectively(session.comm):
         if session.comm.rank == 0:
             usage = simulate_schedule(components, session.comm.size)
             check_clients(components, usage)
             folder.claim(components.loaded.tree, continued=continued)
-            checkpointer.run_files = folder.write_initial(components.x0)
+            checkpointer.run_files = {
+                **folder.write_initial(components.x0),
+                **folder.write_function(function),
+            }
             buffers.write(folder.buffers, components.buffers)
             # A start that died before its first checkpoint may have left files.
             truncate_log(folder.log, b"")

@@ -25,7 +25,7 @@ NAMES = (
     *("buffers.safetensors", "wandb.json", "events", "kept", "ranks", "ranks/0123abcd"),
     *("checkpoints", NEWEST, f"{NEWEST}/manifest.json", f"{NEWEST}/server.safetensors"),
     *(f"{NEWEST}/rows-0000.npz", f"{NEWEST}/best.safetensors", "stores", "stores/SEGMENT"),
-    "checkpoints/00000005",
+    *("checkpoints/00000005", "function.json"),
 )
 PARTS = ("job.yaml.part", "log.jsonl.part", "history.jsonl.part", "initial.npy.part")
 COMMANDS = {

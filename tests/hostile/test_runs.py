@@ -25,7 +25,7 @@ JOB = {
 }
 FILES = (
     *("job.yaml", "history.jsonl", "log.jsonl", "initial.npy", "best.safetensors"),
-    *("manifest.json", "server.safetensors", "rows-0000.npz"),
+    *("function.json", "manifest.json", "server.safetensors", "rows-0000.npz"),
 )
 
 

@@ -48,6 +48,7 @@ READ_BY = {
     "log.jsonl": {"status", "report", "resume"},
     "history.jsonl": {"status", "resume"},
     "initial.npy": {"export", "best", "resume"},
+    "function.json": {"export", "best", "resume"},
     f"{NEWEST}/best.safetensors": {"best", "resume"},
     f"{NEWEST}/manifest.json": {*COMMANDS},
     f"{NEWEST}/server.safetensors": {"export", "best", "resume"},

@@ -74,7 +74,10 @@ def replace(name):
     return happens
 
 
-NAMES = ["stores", "checkpoints", "log.jsonl", "job.yaml", "initial.npy", "lock", ""]
+NAMES = [
+    *("stores", "checkpoints", "log.jsonl", "job.yaml", "initial.npy", "function.json"),
+    *("lock", ""),
+]
 
 
 @pytest.mark.parametrize("happens", [delete, replace])

@@ -1,0 +1,253 @@
+"""What a model computes of a few examples: compared over modes, ranks, resumes and exports.
+
+A run is a flat vector of parameters, so its model must be one function of that vector.  It is not
+where layers are made in the order of a set, which is another one in each process, or where a module
+draws from a generator of its own, or reads the clock, the environment, the host or a file.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hpcfl.comm.base import Comm
+from hpcfl.comm.failure import raise_collectively
+from hpcfl.data.base import Dataset
+from hpcfl.errors import JobError, StoreError
+from hpcfl.job.schema import LoadedJob
+from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.models.flat_vector import layout_of, trained
+from hpcfl.models.losses import widen
+from hpcfl.models.statistics import keeps_statistics
+from hpcfl.setup.components import Components
+from hpcfl.types import Vector
+from hpcfl.user_code.generators import generators, restored
+from hpcfl.user_code.process_settings import settings_restored
+
+_EXAMPLES = 4
+_PERIOD = 1009  # of ``_waves``: a prime, so that layers of equal shape do not get the same numbers
+_MOVED = 0.01
+TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}
+"""By the job's precision, the difference of outputs over their norm up to which it is rounding.
+
+Another processor, number of threads or GPU adds in another order: instructions of 128 bits for 512
+moved the outputs of hpcfl's and torchvision's models by 4e-6 in float32 and 0.024 in bfloat16 at
+most, and another order of layers moves them by their norm.  TF32 has three bits more than bfloat16.
+Parts of a float64 model may be float32.
+"""
+_CURE = (
+    "let it follow from job and seed alone: sort what comes from a set or from a listing of files, "
+    "draw from torch's generator as the model is made, and read no clock, host name or environment"
+)
+
+_Sums = tuple[tuple[float, float], ...]
+
+
+class ModelFunction(BaseModel):
+    """The trained parameters of a model, and what it makes of the first training examples."""
+
+    model_config = ConfigDict(frozen=True)
+
+    precision: str
+    """Of the job."""
+    parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    """Their names and shapes, in the order of the flat vector."""
+    evaluation: _Sums
+    """For each example the norm of its outputs, and their sum with fixed weights."""
+    training: _Sums | None
+    """The same in training mode, but without dropout and by the running statistics that the model
+    was made with; None where it draws other numbers there."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line if the model in evaluation is not the function that is trained."""
+        if self.training is None:
+            return ()
+        apart = _apart(self.evaluation, self.training)
+        if apart <= TOLERANCE[self.precision]:
+            return ()
+        return (
+            f"model: its outputs in evaluation differ by {apart:.2g} of their norm from those in "
+            "training without dropout: scores are of another function than is trained; if that is "
+            "not meant, let forward compute the same in both",
+        )
+
+    def difference(self, other: "ModelFunction") -> str:
+        """The first difference, as "has ... where OTHER ..."; "" where there is none."""
+        for own, its in zip_longest(self.parameters, other.parameters):
+            if own != its:
+                return f"has the parameter {_text(own)} where {{}} has {_text(its)}"
+        allowed = max(TOLERANCE[self.precision], TOLERANCE[other.precision])
+        apart = _apart(self.evaluation, other.evaluation)
+        if self.training is not None and other.training is not None:
+            apart = max(apart, _apart(self.training, other.training))
+        if apart <= allowed:
+            return ""
+        return (
+            f"has outputs for the first {len(self.evaluation)} training examples that differ by "
+            f"{apart:.2g} of their norm from those of {{}} (rounding: up to {allowed:g})"
+        )
+
+
+def model_function(model: nn.Module, x0: Vector, dataset: Dataset, precision: str) -> ModelFunction:
+    """Evaluate a model near its initial parameters, in evaluation and in training mode.
+
+    The generators, the model's parameters and its modes are afterwards what they were.
+
+    Args:
+        model: in training mode, with the run's buffers.
+        x0: [P], its initial parameters.
+        dataset: of the job.
+        precision: of the job.
+    """
+    count = min(_EXAMPLES, len(dataset.train.labels))
+    # Moved, or layers behind which x0 has zeros would not count.
+    point = x0 + _MOVED * _waves(len(x0)).to(x0)
+    dropping = [layer for layer in model.modules() if _drops(layer) or keeps_statistics(layer)]
+    with settings_restored(), restored(), torch.no_grad(), _at(model, point):
+        torch.backends.mha.set_fastpath_enabled(False)
+        inputs = dataset.transform(dataset.sample(count).to(x0.device), x0.dtype, None)
+        named = dataset.named and dataset.named.given(x0.dtype)
+        keywords = {k: v.contiguous() for k, v in named.unpack(inputs).items()} if named else {}
+
+        def sums(layers: Sequence[nn.Module]) -> _Sums:
+            cast = autocast_bfloat16(x0.device.type) if precision == "bf16" else nullcontext()
+            with _in_evaluation(model, layers), cast:
+                return _sums(model(**keywords) if named else model(inputs))
+
+        evaluation, before = sums([model]), generators()
+        with _WithoutDropout():  # type: ignore[no-untyped-call]
+            training = sums(dropping)
+        drew = generators().changed(before)
+    shapes = zip(trained(model), layout_of(model).shapes, strict=True)
+    return ModelFunction(
+        precision=precision,
+        parameters=tuple(shapes),
+        evaluation=evaluation,
+        training=None if drew else training,
+    )
+
+
+def function_of(components: Components) -> ModelFunction:
+    """The function of a job's model at its initial parameters, buffers and running statistics."""
+    c = components
+    if c.statistics is not None:
+        c.statistics.load(c.statistics.initial)
+    return model_function(c.model, c.x0, c.dataset, c.job.precision)
+
+
+def require_on_ranks(own: ModelFunction, loaded: LoadedJob, comm: Comm) -> None:
+    """Collective: refuse ranks whose model is not rank 0's.
+
+    Raises:
+        JobError: it is not on this rank; RemoteRankError on the others.
+    """
+    first = ModelFunction.model_validate_json(comm.bcast(own.model_dump_json()))
+    with raise_collectively(comm):
+        if found := own.difference(first):
+            name = f"model.name: {loaded.tree['model']['name']}"
+            said = found.format("that of rank 0")
+            raise JobError(f"{name}: that of rank {comm.rank} {said}; {_CURE}")
+
+
+def require_of_run(own: ModelFunction, recorded: bytes, file: Path) -> None:
+    """Refuse a model that is not the one with which a run began.
+
+    Args:
+        own: of the model as it is made now.
+        recorded: the content of the run's file.
+        file: its path.
+
+    Raises:
+        JobError: it is another one.
+        StoreError: the file is damaged.
+    """
+    try:
+        before = ModelFunction.model_validate_json(recorded)
+    except ValueError as e:
+        raise StoreError(f"{file}: is no record of a model; put it back") from e
+    if found := own.difference(before):
+        raise JobError(
+            f"{file.parent}: the model as it is made now {found.format('that of the run')}; put "
+            f"back the run's code, packages and data; where these are as they were, {_CURE}, and "
+            "run the job again into another directory"
+        )
+
+
+def _text(parameter: tuple[str, tuple[int, ...]] | None) -> str:
+    return f"{parameter[0]!r} {[*parameter[1]]}" if parameter else "none"
+
+
+def _waves(count: int) -> Tensor:
+    """[count], numbers of -1 to 1 whose sums with smooth ones are small."""
+    wave = torch.arange(1, _PERIOD + 1, dtype=torch.float64).cos()
+    return wave.repeat(-(-count // _PERIOD))[:count]
+
+
+def _sums(outputs: Tensor) -> _Sums:
+    rows = widen(outputs).double().cpu().reshape(len(outputs), -1)
+    both = torch.stack([rows.norm(dim=1), rows @ _waves(rows.shape[1])], 1).nan_to_num()
+    return tuple((norm, weighted) for norm, weighted in both.tolist())
+
+
+def _apart(first: _Sums, other: _Sums) -> float:
+    """The largest difference of two sums over the norm of the outputs."""
+    if len(first) != len(other):
+        return float("inf")
+    pairs = zip(first, other, strict=True)
+    return max(
+        max(abs(a - b) for a, b in zip(one, two, strict=True)) / (max(one[0], two[0]) or 1.0)
+        for one, two in pairs
+    )
+
+
+def _drops(layer: nn.Module) -> bool:
+    return isinstance(layer, _DropoutNd | nn.RNNBase)
+
+
+@contextmanager
+def _at(model: nn.Module, point: Vector) -> Iterator[None]:
+    """Let the model have these parameters."""
+    own = list(trained(model).values())
+    before = [parameter.data for parameter in own]
+    for parameter, view in zip(own, layout_of(model).views(point), strict=True):
+        parameter.data = view
+    try:
+        yield
+    finally:
+        for parameter, data in zip(own, before, strict=True):
+            parameter.data = data
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Put some layers of a model in training mode into evaluation mode."""
+    resting = [layer for layer in model.modules() if not layer.training]
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        model.train()
+        for layer in resting:
+            layer.train(mode=False)
+
+
+class _WithoutDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Let dropout inside functions keep everything: that of attention, or of whole layers."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.bernoulli_.float:  # a mask, which is then divided by the share
+            return args[0].fill_(args[1] if len(args) > 1 else 0.5)
+        if func is torch.ops.aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        return func(*args, **(kwargs or {}))
