@@ -11,7 +11,7 @@ from hpcfl.data.base import DRAWS, Transform, augments
 from hpcfl.errors import JobError
 from hpcfl.seeds import stream
 from hpcfl.setup.components import Components
-from hpcfl.types import Batch
+from hpcfl.types import PAD, Batch
 from hpcfl.user_code.generators import generators
 
 ROWS = 8  # that a transform makes inputs of, together and one by one
@@ -40,6 +40,27 @@ def check_range(components: Components) -> None:
                     f"data: holds numbers up to {largest:.3g}, which are infinite in "
                     f"{str(dtype).removeprefix('torch.')}; scale them, or set precision: float64"
                 )
+
+
+def check_padding_labels(trial: Trial) -> None:
+    """Refuse labels of class 0 that may be no padding, for which the loss of texts takes them.
+
+    Raises:
+        JobError: there are some, and the class of the data does not say that they are padding.
+    """
+    dataset, data = trial.components.dataset, trial.components.job.data
+    if dataset.loss != "tokens" or data.padded_text:
+        return
+    parts = {"training": dataset.train, "test": dataset.test}
+    for part, examples in parts.items():
+        zeros = 0 if examples is None else int((examples.labels == PAD).sum())
+        if examples is not None and zeros:
+            raise JobError(
+                f"{trial.name('data', 'kind')}: {zeros} of its {examples.labels.numel()} {part} "
+                "labels are 0, which the loss tokens takes for padding and leaves out of losses "
+                "and scores; where 0 is a class, count the classes from 1, so that there is one "
+                f"more; where it is padding, say padded_text = True in {type(data).__name__}"
+            )
 
 
 def check_batches(trial: Trial) -> None:

@@ -1,6 +1,6 @@
 """Check the model of a job on real batches: outputs, gradient, and that it keeps nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -105,7 +105,8 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
 
     Raises:
         JobError: a pass fails, draws from a global generator, or gives another gradient when the
-            batch is run again; or the outputs or parameters do not fit the loss.
+            batch is run again; the outputs or parameters do not fit the loss; or something is not
+            finite.
     """
     x0, batch, seed = trial.components.x0, trial.batches[0], 0
     _check_outputs(trial, batch)
@@ -113,7 +114,7 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
     _check_loss(trial, batch)
     _check_used(trial, batch)
     grads = [gradient_at(trial, x0, batch, seed) for _ in range(2)]
-    # Two gradients that are not finite may differ in their nan: the first round tells of those.
+    # Two gradients that are not finite may differ in their nan: ``_check_finite`` tells of those.
     if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
         raise JobError(
             f"{trial.name('model', 'name')}: its gradient{trial.in_model} differs when the same "
@@ -125,7 +126,21 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
         outputs = trial.gradient.predict(x0, batch.inputs)
         said = "its forward pass in an evaluation"
         trial.check_undrawn(before, "model", "name", said, "drop while training alone")
+        loss = trial.gradient.loss(outputs, batch.labels)
+        if not trial.resumed:  # else the run began with other parameters, from its directory
+            _check_finite(trial, {"outputs": outputs, "loss": loss, "gradient": grads[0]})
     return grads[0], outputs
+
+
+def _check_finite(trial: Trial, found: Mapping[str, Tensor]) -> None:
+    """Refuse numbers of the first batch that are not finite at the initial parameters."""
+    for what, numbers in found.items():
+        if not bool(numbers.isfinite().all()):
+            raise JobError(
+                f"{trial.name('model', 'name')}: nan or inf in its {what}{trial.in_model} for the "
+                "first batch, before any step, expected finite numbers; look for a division by 0, "
+                "a log or a root in the model or the loss, and for the size of the inputs"
+            )
 
 
 def _check_convolutions(trial: Trial, batch: Batch) -> None:

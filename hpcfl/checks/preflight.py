@@ -9,7 +9,7 @@ classes, where it builds (``hpcfl.setup``).
 import torch
 
 from hpcfl.checks.algorithm import check_algorithm, check_features, check_server_memory
-from hpcfl.checks.data import check_batches, check_range, check_rows
+from hpcfl.checks.data import check_batches, check_padding_labels, check_range, check_rows
 from hpcfl.checks.metrics import check_scores, check_tests
 from hpcfl.checks.model import (
     check_batches_of_one,
@@ -26,11 +26,15 @@ from hpcfl.setup.components import Components
 from hpcfl.user_code.generators import restored
 
 
-def check_components(components: Components) -> tuple[str, ...]:
+def check_components(components: Components, *, resumed: bool = False) -> tuple[str, ...]:
     """Check the components of a job, and try its classes on real batches.
 
     The trial finds classes that would fail in round 1, or give another model on two ranks than on
     one.  It changes neither a random stream nor the model's buffers.
+
+    Args:
+        components: of the job.
+        resumed: the initial parameters are in the run directory, and not these.
 
     Returns:
         Lines for the user about what is allowed, but hardly meant.
@@ -40,7 +44,7 @@ def check_components(components: Components) -> tuple[str, ...]:
             of the user's raises, draws from a global generator, or keeps something between calls.
         DiskError: the disk is full or fails.
     """
-    notes = (*check_sizes(components), *check_classes(components))
+    notes = (*check_sizes(components), *check_classes(components, resumed=resumed))
     check_executor(components)
     return (*notes, *padding_notes(components))
 
@@ -61,8 +65,12 @@ def check_sizes(components: Components) -> tuple[str, ...]:
     return (*notes, *check_features(components))
 
 
-def check_classes(components: Components) -> tuple[str, ...]:
+def check_classes(components: Components, *, resumed: bool) -> tuple[str, ...]:
     """Run one local step of two clients on their own examples, and the server's step.
+
+    Args:
+        components: of the job.
+        resumed: see ``check_components``.
 
     Returns:
         Lines for the user about what is allowed, but hardly meant.
@@ -75,7 +83,7 @@ def check_classes(components: Components) -> tuple[str, ...]:
     buffers = {name: buffer.clone() for name, buffer in components.buffers.items()}
     try:
         with restored():
-            notes = _check_on_batches(Trial(components))
+            notes = _check_on_batches(Trial(components, resumed=resumed))
         changed = [n for n, b in components.buffers.items() if not torch.equal(b, buffers[n])]
     finally:
         with torch.no_grad():
@@ -93,6 +101,7 @@ def check_classes(components: Components) -> tuple[str, ...]:
 
 def _check_on_batches(trial: Trial) -> tuple[str, ...]:
     # An error of a class is named as that class's: so each is tried with what was found right.
+    check_padding_labels(trial)
     check_batches(trial)
     check_rows(trial)
     check_batches_of_one(trial)

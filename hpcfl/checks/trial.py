@@ -33,10 +33,12 @@ class Trial:
 
     Args:
         components: of the job.
+        resumed: whether the run began with other parameters than the components have.
     """
 
-    def __init__(self, components: Components) -> None:
+    def __init__(self, components: Components, *, resumed: bool = False) -> None:
         self.components, self.gradient = components, components.gradient()
+        self.resumed = resumed
         self.clients = range(min(CLIENTS, len(components.rows)))
         """Those that are tried."""
         self.batches: dict[int, Batch] = {}

@@ -33,7 +33,6 @@ from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
 from hpcfl.setup.load_data import fetch_data, load_data
-from hpcfl.setup.model_function import function_of
 from hpcfl.types import IntArray, Section
 from hpcfl.user_code.names import short_name
 
@@ -78,7 +77,7 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     components, inputs = _assembled(loaded) if data else (None, {})
     notes: Sequence[str] = ()
     if components:
-        notes = (*check_components(components), *function_of(components).notes)
+        notes = (*check_components(components), *components.function().notes)
     population = len(components.rows) if components else loaded.job.data.population
     if not components:
         loaded = resolve_algorithm(loaded, population)

@@ -206,7 +206,9 @@ def _padded(x: _Input, longest: int, name: str) -> NDArray[Any]:
         if not row.all():
             raise DataError(
                 f"{where} holds 0, which fills up lists of unequal length; count from 1, as "
-                "[[k + 1 for k in row] for row in x]"
+                "[[k + 1 for k in row] for row in x], or, where 0 has a meaning of its own, as in "
+                "token_type_ids, make all lists equally long before, as a tokenizer does by "
+                "padding='max_length'"
             )
         padded[number, : row.size] = row
     return padded

@@ -357,7 +357,7 @@ def _built(folder: RunDir, loaded: LoadedJob) -> nn.Module:
         )
     if FUNCTION in files:
         read_buffers(folder.buffers, buffers(model))
-        now = model_function(model, x0, dataset, loaded.job.precision)
+        now = model_function(loaded, model, x0, dataset)
         require_of_run(now, files[FUNCTION], folder.function)
     return model
 

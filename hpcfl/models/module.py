@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from hpcfl.errors import (
@@ -120,6 +121,19 @@ class Module(ModelConfig):
             raise JobError(
                 f"model.of: {self.of!r} cannot be imported{described(e)}{advice}{trace}"
             ) from e
+
+
+def refuse_scripted(where: str, model: nn.Module) -> None:
+    """Refuse a module of TorchScript, whose class has no forward of its own and cannot be pickled.
+
+    Raises:
+        JobError: it is one; ``where`` begins the message.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise JobError(
+            f"{where}: found a module of torch.jit.script or trace, expected a torch.nn.Module; "
+            "give the module as it was before (one of its layers may be scripted)"
+        )
 
 
 def _draw(layer: nn.Module) -> None:

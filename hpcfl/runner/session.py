@@ -34,7 +34,7 @@ from hpcfl.runner.checkpointer import Checkpointer
 from hpcfl.runner.outputs import Outputs
 from hpcfl.runner.progress import Progress
 from hpcfl.setup.components import Components
-from hpcfl.setup.model_function import function_of, require_of_run, require_on_ranks
+from hpcfl.setup.model_function import require_of_run, require_on_ranks
 from hpcfl.setup.rank_layout import Ranks
 from hpcfl.types import IntArray, Record, Vector
 from hpcfl.user_code.names import short_name
@@ -130,7 +130,7 @@ class RankSession:
             JobError, StoreError: see ``hpcfl.setup.model_function``.
         """
         with raise_collectively(self.comm):
-            own = function_of(components)
+            own = components.function()
         require_on_ranks(own, components.loaded, self.comm)
         with raise_collectively(self.comm):
             if self.comm.rank == 0 and recorded is not None:

@@ -289,7 +289,7 @@ def _build(
             loaded, ranks.device, resumed=request.resumed, dataset=data.dataset
         )
         inputs = fingerprints(loaded.job.data, data.dataset, places)
-        notes += check_components(components)
+        notes += check_components(components, resumed=request.resumed)
     require_alike(inputs, places, comm)
     if components.job.executor == "auto":
         branch = request.resume is not None and request.resume.parent is not None

@@ -58,6 +58,7 @@ from hpcfl.setup.client_store import make_client_store
 from hpcfl.setup.device import configure_torch
 from hpcfl.setup.initial_model import draw_model, initial_model
 from hpcfl.setup.load_data import load_data
+from hpcfl.setup.model_function import ModelFunction, model_function
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.store.schema import StateSchema
@@ -387,6 +388,16 @@ class Components:
             statistics=self.statistics,
         )
 
+    def function(self) -> ModelFunction:
+        """What the model computes near its initial parameters, by its initial statistics.
+
+        Raises:
+            JobError: it cannot be evaluated.
+        """
+        if self.statistics is not None:
+            self.statistics.load(self.statistics.initial)
+        return model_function(self.loaded, self.model, self.x0, self.dataset)
+
     def executor(self, gradient: Gradient) -> Executor:
         """The object that trains clients: one after the other, in blocks or in lanes.
 
@@ -586,7 +597,10 @@ def _with_scores(components: Components) -> Components:
         loaded = loaded.changed("evaluate", personal=asked)
     if loaded.job.stop is not None and loaded.job.stop.metric is None:
         found = next(iter(replace(components, loaded=loaded).scores), None)
-        loaded = loaded.changed("stop", metric=found)
+        try:
+            loaded = loaded.changed("stop", metric=found)
+        except ValueError as e:  # a target of an accuracy in percent
+            raise JobError(f"stop.{e}") from e
     return replace(components, loaded=loaded)
 
 

@@ -14,10 +14,13 @@ from hpcfl.job.schema import LoadedJob
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import parameters, trained
 from hpcfl.models.init import load_initial
+from hpcfl.models.module import refuse_scripted
 from hpcfl.models.statistics import put_in_training
 from hpcfl.seeds import key
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import seeded
+
+_COPIED = "its parameters cannot be copied into one vector"
 
 
 def fetch_model(loaded: LoadedJob) -> None:
@@ -37,17 +40,18 @@ def draw_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> tuple[Vector, 
     Where its inputs are several, it is called with rows that hold them.
 
     Raises:
-        JobError: it is not finite, or see ``build_model``.
+        JobError: it is not finite, does not fit into memory, or see ``build_model``.
     """
-    model = build_model(loaded, dataset, seed)
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise JobError(
-                f"model.name: {loaded.tree['model']['name']}: its parameter {name} is not finite "
-                "when the model is made; initialise it"
-            )
-    replace_dropout(model)
-    x0 = parameters(model)
+    model, where = build_model(loaded, dataset, seed), f"model.name: {loaded.tree['model']['name']}"
+    with as_job_error(where, _COPIED, ""):
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise JobError(
+                    f"{where}: its parameter {name} is not finite when the model is made; "
+                    "initialise it"
+                )
+        replace_dropout(model)
+        x0 = parameters(model)
     if dataset.named is not None:
         dataset.named.given(x0.dtype).call_by_name(model)
     return x0, model
@@ -92,6 +96,7 @@ def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
             f"{name}: build{defined(build)} returns {type(model).__name__}, expected a "
             "torch.nn.Module"
         )
+    refuse_scripted(name, model)
     if named:
         _check_forward(name, model, named)
     dtype = torch.float64 if job.precision == "float64" else torch.float32
@@ -132,5 +137,6 @@ def initial_model(
     file = job.model.init_file
     if file is None or resumed:
         return x0, model, ()
-    skipped = load_initial(model, file, job.model.init_layers)
-    return parameters(model), model, skipped
+    with as_job_error(f"model.name: {loaded.tree['model']['name']}", _COPIED, ""):
+        skipped = load_initial(model, file, job.model.init_layers)
+        return parameters(model), model, skipped

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.data.base import Dataset
-from hpcfl.errors import JobError, StoreError
+from hpcfl.errors import JobError, StoreError, as_job_error, defined
 from hpcfl.job.schema import LoadedJob
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.models.flat_vector import layout_of, trained
 from hpcfl.models.losses import widen
 from hpcfl.models.statistics import keeps_statistics
-from hpcfl.setup.components import Components
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import generators, restored
 from hpcfl.user_code.process_settings import settings_restored
@@ -47,6 +47,11 @@ _CURE = (
     "draw from torch's generator as the model is made, and read no clock, host name or environment"
 )
 
+_DROPPING = (_DropoutNd, nn.RNNBase, nn.MultiheadAttention)
+_DROPOUTS = {
+    *(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d),
+    *(functional.alpha_dropout, functional.feature_alpha_dropout),
+}
 _Sums = tuple[tuple[float, float], ...]
 
 
@@ -79,11 +84,16 @@ class ModelFunction(BaseModel):
             "not meant, let forward compute the same in both",
         )
 
-    def difference(self, other: "ModelFunction") -> str:
-        """The first difference, as "has ... where OTHER ..."; "" where there is none."""
+    def difference(self, other: "ModelFunction", whose: str) -> str:
+        """The first difference: "has ... where THAT OF RANK 0 has ..."; "" where there is none.
+
+        Args:
+            other: to compare with.
+            whose: the other one is, in words.
+        """
         for own, its in zip_longest(self.parameters, other.parameters):
             if own != its:
-                return f"has the parameter {_text(own)} where {{}} has {_text(its)}"
+                return f"has the parameter {_text(own)} where {whose} has {_text(its)}"
         allowed = max(TOLERANCE[self.precision], TOLERANCE[other.precision])
         apart = _apart(self.evaluation, other.evaluation)
         if self.training is not None and other.training is not None:
@@ -92,39 +102,57 @@ class ModelFunction(BaseModel):
             return ""
         return (
             f"has outputs for the first {len(self.evaluation)} training examples that differ by "
-            f"{apart:.2g} of their norm from those of {{}} (rounding: up to {allowed:g})"
+            f"{apart:.2g} of their norm from {whose} (rounding: up to {allowed:g})"
         )
 
 
-def model_function(model: nn.Module, x0: Vector, dataset: Dataset, precision: str) -> ModelFunction:
+def model_function(
+    loaded: LoadedJob, model: nn.Module, x0: Vector, dataset: Dataset
+) -> ModelFunction:
     """Evaluate a model near its initial parameters, in evaluation and in training mode.
 
     The generators, the model's parameters and its modes are afterwards what they were.
 
     Args:
-        model: in training mode, with the run's buffers.
+        loaded: the job.
+        model: of it, in training mode, with the run's buffers.
         x0: [P], its initial parameters.
         dataset: of the job.
-        precision: of the job.
+
+    Raises:
+        JobError: the model or the data cannot be evaluated.
     """
-    count = min(_EXAMPLES, len(dataset.train.labels))
+    name = f"model.name: {loaded.tree['model']['name']}"
+    does, where = "cannot be evaluated on the first training examples", type(model).forward
+    precision, device = loaded.job.precision, x0.device
     # Moved, or layers behind which x0 has zeros would not count.
-    point = x0 + _MOVED * _waves(len(x0)).to(x0)
-    dropping = [layer for layer in model.modules() if _drops(layer) or keeps_statistics(layer)]
-    with settings_restored(), restored(), torch.no_grad(), _at(model, point):
+    point = x0.add(_waves(len(x0), x0), alpha=_MOVED)
+    still = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, _DROPPING) or keeps_statistics(layer)
+    ]
+
+    def sums(layers: Sequence[nn.Module]) -> _Sums:
+        cast = autocast_bfloat16(device.type) if precision == "bf16" else nullcontext()
+        with _in_evaluation(model, layers), cast:
+            return _sums(model(**keywords) if named else model(inputs))
+
+    with (
+        as_job_error(name, does, defined(where), model, loaded.job.data),
+        settings_restored(),
+        restored(),
+        _at(model, point),
+    ):
         torch.backends.mha.set_fastpath_enabled(False)
-        inputs = dataset.transform(dataset.sample(count).to(x0.device), x0.dtype, None)
+        rows = dataset.sample(min(_EXAMPLES, len(dataset.train.labels)))
+        inputs = dataset.transform(rows.to(device), x0.dtype, None)
         named = dataset.named and dataset.named.given(x0.dtype)
         keywords = {k: v.contiguous() for k, v in named.unpack(inputs).items()} if named else {}
-
-        def sums(layers: Sequence[nn.Module]) -> _Sums:
-            cast = autocast_bfloat16(x0.device.type) if precision == "bf16" else nullcontext()
-            with _in_evaluation(model, layers), cast:
-                return _sums(model(**keywords) if named else model(inputs))
-
-        evaluation, before = sums([model]), generators()
-        with _WithoutDropout():  # type: ignore[no-untyped-call]
-            training = sums(dropping)
+        with torch.no_grad():
+            evaluation, before = sums([model]), generators()
+        with torch.enable_grad(), _WithoutDropout():
+            training = sums(still)
         drew = generators().changed(before)
     shapes = zip(trained(model), layout_of(model).shapes, strict=True)
     return ModelFunction(
@@ -135,14 +163,6 @@ def model_function(model: nn.Module, x0: Vector, dataset: Dataset, precision: st
     )
 
 
-def function_of(components: Components) -> ModelFunction:
-    """The function of a job's model at its initial parameters, buffers and running statistics."""
-    c = components
-    if c.statistics is not None:
-        c.statistics.load(c.statistics.initial)
-    return model_function(c.model, c.x0, c.dataset, c.job.precision)
-
-
 def require_on_ranks(own: ModelFunction, loaded: LoadedJob, comm: Comm) -> None:
     """Collective: refuse ranks whose model is not rank 0's.
 
@@ -151,10 +171,9 @@ def require_on_ranks(own: ModelFunction, loaded: LoadedJob, comm: Comm) -> None:
     """
     first = ModelFunction.model_validate_json(comm.bcast(own.model_dump_json()))
     with raise_collectively(comm):
-        if found := own.difference(first):
+        if found := own.difference(first, "that of rank 0"):
             name = f"model.name: {loaded.tree['model']['name']}"
-            said = found.format("that of rank 0")
-            raise JobError(f"{name}: that of rank {comm.rank} {said}; {_CURE}")
+            raise JobError(f"{name}: that of rank {comm.rank} {found}; {_CURE}")
 
 
 def require_of_run(own: ModelFunction, recorded: bytes, file: Path) -> None:
@@ -173,11 +192,11 @@ def require_of_run(own: ModelFunction, recorded: bytes, file: Path) -> None:
         before = ModelFunction.model_validate_json(recorded)
     except ValueError as e:
         raise StoreError(f"{file}: is no record of a model; put it back") from e
-    if found := own.difference(before):
+    if found := own.difference(before, "that of the run"):
         raise JobError(
-            f"{file.parent}: the model as it is made now {found.format('that of the run')}; put "
-            f"back the run's code, packages and data; where these are as they were, {_CURE}, and "
-            "run the job again into another directory"
+            f"{file.parent}: the model as it is made now {found}; put back the run's code, "
+            f"packages and data; where these are as they were, {_CURE}, and run the job again into "
+            "another directory"
         )
 
 
@@ -185,15 +204,15 @@ def _text(parameter: tuple[str, tuple[int, ...]] | None) -> str:
     return f"{parameter[0]!r} {[*parameter[1]]}" if parameter else "none"
 
 
-def _waves(count: int) -> Tensor:
+def _waves(count: int, like: Tensor) -> Tensor:
     """[count], numbers of -1 to 1 whose sums with smooth ones are small."""
-    wave = torch.arange(1, _PERIOD + 1, dtype=torch.float64).cos()
+    wave = torch.arange(1, _PERIOD + 1, dtype=torch.float64).cos().to(like)
     return wave.repeat(-(-count // _PERIOD))[:count]
 
 
 def _sums(outputs: Tensor) -> _Sums:
-    rows = widen(outputs).double().cpu().reshape(len(outputs), -1)
-    both = torch.stack([rows.norm(dim=1), rows @ _waves(rows.shape[1])], 1).nan_to_num()
+    rows = widen(outputs).detach().double().cpu().reshape(len(outputs), -1)
+    both = torch.stack([rows.norm(dim=1), rows @ _waves(rows.shape[1], rows)], 1).nan_to_num()
     return tuple((norm, weighted) for norm, weighted in both.tolist())
 
 
@@ -206,10 +225,6 @@ def _apart(first: _Sums, other: _Sums) -> float:
         max(abs(a - b) for a, b in zip(one, two, strict=True)) / (max(one[0], two[0]) or 1.0)
         for one, two in pairs
     )
-
-
-def _drops(layer: nn.Module) -> bool:
-    return isinstance(layer, _DropoutNd | nn.RNNBase)
 
 
 @contextmanager
@@ -240,14 +255,21 @@ def _in_evaluation(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[No
             layer.train(mode=False)
 
 
-class _WithoutDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Let dropout inside functions keep everything: that of attention, or of whole layers."""
+class _WithoutDropout(TorchFunctionMode):
+    """Let dropout by functions keep everything: of attention, or of whole layers.
 
-    def __torch_dispatch__(
+    What it does not know draws, so that nothing is compared.
+    """
+
+    def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.ops.aten.bernoulli_.float:  # a mask, which is then divided by the share
-            return args[0].fill_(args[1] if len(args) > 1 else 0.5)
-        if func is torch.ops.aten.native_dropout.default:
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        return func(*args, **(kwargs or {}))
+        """Call ``func``, if it is no dropout."""
+        given = dict(kwargs or {})
+        if func in _DROPOUTS:
+            return args[0]
+        if func is Tensor.bernoulli_ and isinstance(args[-1], float):
+            return args[0].fill_(args[-1])  # a mask, which is then divided by this share
+        if "dropout_p" in given:  # of scaled_dot_product_attention
+            given["dropout_p"] = 0.0
+        return func(*args, **given)

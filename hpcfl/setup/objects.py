@@ -47,7 +47,7 @@ from hpcfl.job.yaml_file import (
     with_prefix,
 )
 from hpcfl.models.base import ModelConfig
-from hpcfl.models.module import data_arguments
+from hpcfl.models.module import data_arguments, refuse_scripted
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.setup.record_inputs import require_inputs
 from hpcfl.user_code.generators import generators
@@ -300,6 +300,7 @@ class _Objects:
         """
         section = self._section("model", model, ModelConfig)
         if section is None and isinstance(model, nn.Module):
+            refuse_scripted(_MODEL, model)
             section = self._module(model)
         elif section is None and isinstance(model, type | FunctionType):
             section = {"name": "module", "of": self._name(model, _MODEL)}

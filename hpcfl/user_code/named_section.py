@@ -23,9 +23,15 @@ def section_of(kinds: Collection[str], plain: str) -> Callable[[Any], Any]:
     def section(given: Any) -> Any:
         if isinstance(given, str) and given != plain:
             given = {"kind": OWN, "of": given} if "." in given else {"kind": given}
+        known = ", ".join(kind for kind in kinds if kind != OWN)
+        if isinstance(given, dict) and "kind" not in given:
+            named = "; say kind in place of name" if given.get("name") in kinds else ""
+            raise ValueError(
+                f"found {', '.join(map(str, given)) or 'nothing'} and no kind, expected a kind "
+                f"({known} or own) and its keys{named}"
+            )
         if kind_of(given) not in {plain, *kinds}:
             found = given.get("kind") if isinstance(given, dict) else given
-            known = ", ".join(kind for kind in kinds if kind != OWN)
             raise ValueError(
                 f"found {found!r:.60}, expected one of {plain}, {known}, or a dotted path"
             )

@@ -171,7 +171,21 @@ def import_advice(error: Exception, name: str, folder: Path = Path()) -> str:
         alike = [key for key in known if key.lower() == asked.lower()]
         alike += get_close_matches(asked, known, n=1)
         return f"; did you mean {alike[0]}?" if alike else ""
-    return ""
+    return _first_cause(error)
+
+
+def _first_cause(error: BaseException) -> str:
+    """The error by which an import failed first, for the end of a message.
+
+    transformers, which imports its parts when they are asked for, says of it which part failed.
+    """
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    said = "" if first is error else f"; because of {type(first).__name__}: {first}"
+    if "operator torchvision::" in str(first):
+        said += "; torchvision was built for another torch: install both from one index"
+    return said
 
 
 def load_objects(path: Path) -> Mapping[str, Any]:

@@ -48,7 +48,6 @@ READ_BY = {
     "log.jsonl": {"status", "report", "resume"},
     "history.jsonl": {"status", "resume"},
     "initial.npy": {"export", "best", "resume"},
-    "function.json": {"export", "best", "resume"},
     f"{NEWEST}/best.safetensors": {"best", "resume"},
     f"{NEWEST}/manifest.json": {*COMMANDS},
     f"{NEWEST}/server.safetensors": {"export", "best", "resume"},
@@ -56,6 +55,7 @@ READ_BY = {
     "stores/*.h5": {"export", "resume"},
     "checkpoints": {*COMMANDS},
     "stores": {"export", "resume"},
+    "function.json": {"export", "best", "resume"},
 }
 
 

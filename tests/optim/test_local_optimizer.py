@@ -107,6 +107,15 @@ def test_a_wrong_name_is_one_line(tmp_path, name):
     assert "\n" not in str(refused.value)
 
 
+def test_a_section_without_kind_is_one_line(tmp_path):
+    said = (
+        r"optimizer: found name, eps and no kind, expected a kind \(adam, adamw, muon or own\) and"
+    )
+    with pytest.raises(JobError, match=said) as refused:
+        load(job(tmp_path, {"name": "adam", "eps": 1e-6}))
+    assert str(refused.value).endswith("its keys; say kind in place of name")
+
+
 def test_wrong_keys_are_one_line(tmp_path):
     with pytest.raises(JobError, match=r'optimizer\.keys: \S*Sign has no "scal" ') as refused:
         load(job(tmp_path, {"kind": "own", "of": f"{__name__}.Sign", "keys": {"scal": 2}}))

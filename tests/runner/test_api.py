@@ -39,9 +39,11 @@ def test_torch_is_left_as_it_was(tmp_path):
         torch.get_num_threads,
         torch.get_deterministic_debug_mode,
         lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        torch.backends.mha.get_fastpath_enabled,
     )
     torch.set_num_threads(3)
     torch.set_deterministic_debug_mode("default")
+    torch.backends.mha.set_fastpath_enabled(True)
     try:
         before = [get() for get in read]
         hpcfl.run(JOB, out=tmp_path / "run")

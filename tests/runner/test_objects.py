@@ -167,6 +167,11 @@ def test_lists_of_integers_are_filled_up_and_stay_integers(tmp_path):
     [
         ([[1, 2], [3]], False, "train, x: a list is no array .*unequal length need integers=True"),
         ([[1, 2], [0]], True, "train, x: list 1 holds 0, which fills up lists of unequal length"),
+        (
+            {"ids": [[5, 6], [7]], "token_type_ids": [[0, 0], [0]]},
+            False,
+            "'token_type_ids'.: list 0 holds 0.* a tokenizer does by padding='max_length'",
+        ),
         ([[1, 2], []], True, r"train, x: list 1 is \[\], expected at least one integer"),
         ([[1, 2], [0.5]], True, r"train, x: list 1 is \[0.5\], expected at least one integer"),
         ([[1, 2], [[3]]], True, "train, x: a list is no array of numbers"),

@@ -114,6 +114,20 @@ def test_a_model_whose_module_raises_anything_is_one_line(run, job, tmp_path, mo
     assert f"model.of: 'broken.Net' cannot be imported {where}; HPCFL_TRACEBACK=1" in line
 
 
+def test_the_first_cause_of_a_failed_import_is_said(run, job, tmp_path):
+    """transformers blames a module of its own where torchvision was built for another torch."""
+    (tmp_path / "broken.py").write_text(
+        'try:\n    raise RuntimeError("operator torchvision::nms does not exist")\n'
+        'except RuntimeError as e:\n    raise ModuleNotFoundError("Bloom is absent") from e\n'
+    )
+    for keys in ("model={name: module, of: broken.Net}", "algorithm={name: broken.Mine}"):
+        done = run("check", job, keys)
+        assert done.code == 2
+        (line,) = done.err
+        assert "Bloom is absent; because of RuntimeError: operator torchvision::nms does" in line
+        assert "not exist; torchvision was built for another torch: install both from one" in line
+
+
 def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):
     assert run("run", job, "--out", tmp_path / "run").code == 0
     (start,) = starts(tmp_path / "run")

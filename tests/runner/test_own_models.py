@@ -76,6 +76,28 @@ class NotFinite(nn.Module):
         return self.out(x)
 
 
+class DividesByZero(nn.Module):
+    """Unless ``model.init`` has another scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.out = nn.Parameter(torch.zeros(1)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(x / self.scale)
+
+
+class RootOfZero(nn.Module):
+    """Its outputs are finite, but their gradient is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.out = nn.Parameter(torch.zeros(1)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(x * self.scale.sqrt())
+
+
 class NeedsTwo(nn.Module):
     def __init__(self):
         super().__init__()
@@ -215,6 +237,10 @@ def ends_in_log_softmax():
 
 def ends_in_sigmoid():
     return nn.Sequential(nn.Linear(6, 3), nn.Sigmoid())
+
+
+def scripted():
+    return torch.jit.script(nn.Linear(6, 3))
 
 
 @pytest.fixture
@@ -379,12 +405,47 @@ def test_a_model_has_the_precision_of_the_job(precision, dtype, run):
             NotFinite,
             r"model.name: \S+: its parameter out.weight is not finite when the model is made; init",
         ),
+        (
+            DividesByZero,
+            "nan or inf in its outputs .* for the first batch, before any step, expect",
+        ),
+        (
+            RootOfZero,
+            "nan or inf in its gradient .* for the first batch, before any step, expected",
+        ),
         (OneRow, r"have the shape \(1, 12\) for 4 examples, expected \(4, ...\)"),
     ],
 )
 def test_a_model_with_other_outputs_is_refused(model, said, run):
     with pytest.raises(JobError, match=said):
         run(model)
+
+
+def test_a_resume_does_not_ask_for_finite_numbers_where_the_run_did_not_begin(run, tmp_path):
+    """The file of ``model.init`` may be gone by then."""
+    file = tmp_path / "init.npy"
+    np.save(file, np.ones(22, np.float32))
+    root = run(DividesByZero, overrides={"model.init": str(file)}).directory
+    file.unlink()
+    assert hpcfl.resume(root, {"rounds": 3}).rounds == 3
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_scripted_module_is_refused(run):
+    for model in (scripted, scripted()):
+        with pytest.raises(JobError, match=r"found a module of torch.jit.script or trace, "):
+            run(model)
+
+
+def test_parameters_that_do_not_fit_into_memory_are_one_line(run, monkeypatch):
+    """As under a limit of the user's, ulimit -v or --mem."""
+
+    def fail(model):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr("hpcfl.setup.initial_model.parameters", fail)
+    with pytest.raises(JobError, match=r"^model.name: module: its parameters cannot .* allocate 9"):
+        run(Tied)
 
 
 @pytest.mark.parametrize("executor", ["sequential", "block"])

@@ -217,6 +217,7 @@ def test_a_sweep_counts_it_as_done(job, whole, tmp_path, hpcfl):
 @pytest.mark.parametrize(
     ("stop", "said"),
     [
+        ("{metric: test_accuracy, target: 60}", "is a fraction of 0 to 1; say 0.6 for 60 %"),
         ("{metric: test_loss}", "target: missing; give target, patience or both"),
         ("{metric: test_los, patience: 2}", "expected a score that the job computes: test_loss, "),
         ("{metric: test_los, patience: 2}", "did you mean test_loss?"),

@@ -35,9 +35,7 @@ def test_a_padded_sentence_is_scored_by_the_trained_function(tmp_path, own_proce
     words, labels = random.integers(1, 9, (60, 5)), random.integers(0, 3, 60)
     words[::2, 2:] = 0
     data = hpcfl.Data((words, labels), (words, labels), np.arange(60) // 10, integers=True)
-    assert torch.backends.mha.get_fastpath_enabled()
     result = hpcfl.run(JOB, model=Padded, data=data, out=tmp_path / "run")
-    assert torch.backends.mha.get_fastpath_enabled()
     trained = hpcfl.load_model(result.directory).train()
     loss = cross_entropy(trained(torch.from_numpy(words)), torch.from_numpy(labels))
     assert result.log[-1]["test_loss"] == pytest.approx(loss.item(), rel=1e-5)
