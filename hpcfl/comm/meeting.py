@@ -125,9 +125,16 @@ class _Meeting:
                 yield drawn
             return
         place = store.get(_PLACE).decode(errors="replace")
-        if failed := re.fullmatch(rf"{_FAILED} (\d{{1,3}})", place):
+        if failed := re.fullmatch(rf"{_FAILED} (1|2|74)", place):
             store.set(self._read[rank])
-            raise RemoteRankError(int(failed[1]))
+            # Printed, as any process may have written that text.
+            unshared = RemoteRankError(
+                int(failed[1]),
+                f"rank {rank} of {self._launch.size}: rank 0 shares no secret with the others; its "
+                "own message, if it printed one, is above",
+            )
+            unshared.prints = True
+            raise unshared
         try:
             drawn = by_mpi or secret.read(place, run)
         except RankError:

@@ -143,10 +143,8 @@ def _wait(folder: Path, holder: str, timeout_s: float) -> None:
     """
     # What cannot be opened here is met again when the copy is mapped.
     with suppress(OSError), open_private(folder / _LOCK) as file:
-        last, waited = (
-            0,
-            0.0,
-        )  # of this process' own looks, not of the clock: a job may be suspended
+        # Of this process' own looks, not of the clock: a job may be suspended.
+        last, waited = 0, 0.0
         while waited < timeout_s:
             with suppress(BlockingIOError):
                 take_lock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)

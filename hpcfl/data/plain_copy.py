@@ -83,7 +83,7 @@ class _Description:
 
     def __init__(self) -> None:
         self.parts: list[NDArray[np.uint8]] = []
-        self._storages: dict[int, int] = {}
+        self._storages: dict[tuple[int, int], int] = {}
         """The part of each storage, by its address: tensors may share one."""
 
     def of(self, value: Any) -> Any:
@@ -128,7 +128,9 @@ class _Description:
         if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
             raise TypeError(f"a tensor on {tensor.device}, or a lazy view, cannot be copied")
         storage = tensor.untyped_storage()
-        number = self._storages.setdefault(storage.data_ptr(), len(self.parts))
+        # Two of different sizes may begin at one address, as of a[:4] and a.
+        key = storage.data_ptr(), storage.nbytes()
+        number = self._storages.setdefault(key, len(self.parts))
         if number == len(self.parts):
             self.parts.append(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
         at = tensor.storage_offset(), tensor.shape, tensor.stride()

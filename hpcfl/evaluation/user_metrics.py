@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hpcfl.comm.base import Comm
 from hpcfl.errors import BrokenRuleError, defined
@@ -49,11 +48,10 @@ class Metric(ABC):
 
 
 METRIC = Accepts(
-    expected="a function of outputs and labels, your own or of torch.nn.functional, or a class "
-    "derived from hpcfl.evaluation.Metric",
+    expected="a function of outputs and labels of your own, or a class derived from "
+    "hpcfl.evaluation.Metric",
     base=Metric,
     functions=True,
-    listed=lambda found: getattr(found, "__module__", "") == functional.__name__,
 )
 
 

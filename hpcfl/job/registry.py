@@ -19,6 +19,7 @@ from hpcfl.errors import HpcflError, JobError, described, traceback_hint, user_c
 from hpcfl.job.yaml_file import JobFile, plain
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
+from hpcfl.models.module import MAKER
 from hpcfl.user_code.accepts import Accepts, NotAcceptedError
 from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
 
@@ -120,8 +121,9 @@ class Registry:
         return found
 
     def _advice(self, name: str, found: Any) -> str:
-        # None: of a package that is not imported here.
-        is_module = found is None or (isinstance(found, type) and issubclass(found, nn.Module))
+        packages = {package.partition(".")[0] for package in MAKER.packages}
+        is_module = isinstance(found, type) and issubclass(found, nn.Module)
+        is_module = is_module or name.partition(".")[0] in packages  # which is not imported here
         if self.base is ModelConfig and is_module:
             return f"; a torch module goes into model: {{name: module, of: {name}}}"
         return ""
@@ -191,9 +193,9 @@ def import_dotted(at: str, name: str, accepts: Accepts) -> Any:
 def _in_kept_file(at: str, name: str, accepts: Accepts) -> Any:
     try:
         require_kept(name)
+        return _imported(at, name, lambda: find_object(name, accepts))
     except ValueError as e:
         raise JobError(f"{at}: {e}") from e
-    return _imported(at, name, lambda: find_object(name, accepts))
 
 
 def _imported(at: str, name: str, load: Callable[[], Any], folder: Path = Path()) -> Any:

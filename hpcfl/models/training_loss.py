@@ -26,7 +26,7 @@ from hpcfl.user_code.names import find_object
 
 LOSS = Accepts(
     expected="a function of outputs and labels, your own or of torch.nn.functional, or a class "
-    "derived from torch.nn.Module",
+    "whose objects are called as one, your own or of torch.nn",
     base=nn.Module,
     packages=("torch.nn",),
     functions=True,
@@ -80,7 +80,7 @@ class Focal(TrainingLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLoss(TrainingLoss):
-    """A function of the user's, or a torch module that is called as one."""
+    """A function of the user's, or a class whose objects are called as one."""
 
     kind: Literal["own"] = "own"
     of: DottedPath

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from hpcfl.errors import DivergedError, RemoteRankError, Stopped, one_line
-from hpcfl.evaluation.run_score import OwnModels
+from hpcfl.evaluation.run_score import OwnModels, TestedOn, Trained
 from hpcfl.run_dir.layout import RunDir, last_start
 
 Ending = Literal["finished", "finished early", "stopped", "diverged", "failed"]
@@ -140,9 +140,12 @@ def recorded_own_models(
     """
     start = last_start(history)
     found = start.get("own_models")
-    if not isinstance(found, Mapping):
-        return None if "own_models" in start else by_job
-    return OwnModels(found["tested_on"], found["x"])
+    if "own_models" in start and found is None:
+        return None
+    if not isinstance(found, Mapping) or found.get("x") not in get_args(Trained):
+        return by_job
+    tested_on = found.get("tested_on")
+    return OwnModels(tested_on if tested_on in get_args(TestedOn) else None, found["x"])
 
 
 def recorded_init(history: Sequence[Mapping[str, Any]]) -> str | None:

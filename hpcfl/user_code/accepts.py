@@ -46,7 +46,8 @@ class Accepts:
     packages: tuple[str, ...] = ()
     """Packages, or parts of one, whose classes it accepts beside the user's own and hpcfl's."""
     functions: bool = False
-    """Whether it accepts functions of the user's own, and objects of the user's own classes."""
+    """Whether it accepts functions of the user's own, and classes and objects that are called as
+    one."""
     listed: Callable[[Any], bool] = lambda _: False
     """Whether it accepts a function of one of the packages."""
 
@@ -77,27 +78,38 @@ class Accepts:
         Raises:
             NotAcceptedError: it is something else than the key accepts.
         """
-        if isinstance(found, type):
-            accepted = issubclass(found, self.base) and self._is_from(found.__module__)
-        elif isinstance(found, self.base):
-            accepted = self._is_from(type(found).__module__)
-        else:
-            accepted = callable(found) and self.functions and _is_own(_defining_module(found))
-            accepted = accepted or self.listed(found)
-        if not accepted:
-            module = _defining_module(found)
+        module = _defining_module(found)
+        if not (self._is_kind(found) and (self.listed(found) or self._is_from(found, module))):
             where = f" of {module}" if callable(found) and not _is_own(module) else ""
             raise NotAcceptedError(
                 f"{name} is {found!r:.80}{where}, expected {self.expected}", found
             )
 
-    def _is_from(self, module: str) -> bool:
-        known = ("hpcfl", *self.packages)
+    def require_kind(self, name: str, found: Any) -> None:
+        """Refuse what a file names that a run keeps, whose origin is that of the run.
+
+        Raises:
+            NotAcceptedError: it is something else than the key accepts.
+        """
+        if not self._is_kind(found):
+            raise NotAcceptedError(f"{name} is {found!r:.80}, expected {self.expected}", found)
+
+    def _is_kind(self, found: Any) -> bool:
+        """Whether it is a class with the base; or, of a key that takes functions, called as one."""
+        if isinstance(found, type):
+            called = any("__call__" in vars(cls) for cls in found.__mro__)
+            return issubclass(found, self.base) or (self.functions and called)
+        return self.functions and callable(found)
+
+    def _is_from(self, found: Any, module: str) -> bool:
+        """Whether what is of this kind comes from where the key says."""
+        own = isinstance(found, type) and issubclass(found, self.base)
+        known = ("hpcfl", *self.packages) if own or isinstance(found, self.base) else ()
         return any(f"{module}.".startswith(f"{one}.") for one in known) or _is_own(module)
 
 
 def _defining_module(found: Any) -> str:
-    """The module that defines a function, or the class of another object."""
+    """The module that defines a class or function, or the class of another object."""
     while isinstance(found, partial):
         found = found.func
     return getattr(found, "__module__", None) or type(found).__module__
@@ -120,7 +132,7 @@ def _is_own(module: str) -> bool:
 def _requires_hpcfl(package: str) -> bool:
     """Whether an installed package is made for hpcfl."""
     return any(
-        match(r"hpcfl\b(?!-)", need)
+        match(r"(?i)hpcfl(?![\w.-])", need) and "extra ==" not in need
         for name in packages_distributions().get(package, ())
         for need in distribution(name).requires or ()
     )

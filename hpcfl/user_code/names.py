@@ -143,6 +143,7 @@ def find_object(name: str, accepts: Accepts) -> Any:
         found = load_objects(Path(file))
         if attribute not in found:
             raise StoreError(f"{file}: holds {', '.join(found)}, and no {attribute}")
+        accepts.require_kind(attribute, found[attribute])
         return found[attribute]
     accepts.require_importable(name)
     module, _, attribute = name.rpartition(".")

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import partial
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -230,7 +231,31 @@ class TestPackages:
 
 def test_a_class_has_the_base_and_comes_from_where_the_key_says():
     accepts = Accepts(expected="an error", base=Exception, packages=("pydantic",))
-    accepts.require("a", type("Own", (Exception,), {"__module__": "__main__"}))
-    for found in (OSError, dict, type("Other", (Exception,), {"__module__": "numpy.linalg"})):
+    own = type("Own", (Exception,), {"__module__": "__main__"})
+    accepts.require("a", own)
+    for found in (
+        OSError,
+        dict,
+        type("Other", (Exception,), {"__module__": "numpy.linalg"}),
+        own(),
+    ):
         with pytest.raises(ValueError, match="expected an error"):
             accepts.require("a", found)
+
+
+def test_what_is_called_is_ones_own():
+    accepts = Accepts(expected="a function", base=Exception, functions=True)
+    called = type("Called", (), {"__module__": "__main__", "__call__": print})
+    for found in (called, called(), test_what_is_called_is_ones_own):
+        accepts.require("a", found)
+    for found in (print, partial(print), type("Plain", (), {"__module__": "__main__"}), 3):
+        with pytest.raises(ValueError, match="expected a function"):
+            accepts.require("a", found)
+
+
+def test_what_a_run_keeps_is_of_the_kind_that_the_key_takes():
+    accepts = Accepts(expected="an error", base=Exception)
+    accepts.require_kind("a", OSError)
+    for found in (dict, OSError(), print):
+        with pytest.raises(ValueError, match="expected an error"):
+            accepts.require_kind("a", found)

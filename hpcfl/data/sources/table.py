@@ -228,6 +228,8 @@ class Table(DataConfig):
                 return values
             missing = {text for text in others if text.strip().lower() in _MISSING}
             alike = {text for text in distinct - missing if _is_number(_respelled(text))}
+            if distinct == others:  # without a plain number <50 and >=50 are names of ranges
+                alike = {text for text in alike if text.strip()[0] not in "<>=~"}
             given = sum(text not in missing for text in values)
             if 2 * sum(text in alike for text in values) <= given:
                 return values
