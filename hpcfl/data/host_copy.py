@@ -143,7 +143,7 @@ def _wait(folder: Path, holder: str, timeout_s: float) -> None:
     """
     # What cannot be opened here is met again when the copy is mapped.
     with suppress(OSError), open_private(folder / _LOCK) as file:
-        # Of this process' own looks, not of the clock: a job may be suspended.
+        # Counted in this process' own looks, not by the clock: a job may be suspended.
         last, waited = 0, 0.0
         while waited < timeout_s:
             with suppress(BlockingIOError):
