@@ -239,10 +239,17 @@ def test_numbers_in_other_spellings_are_no_classes(tmp_path, cell, parquet):
     assert (found.classes, found.loss) == (6, "cross_entropy")
 
 
+def test_names_of_ranges_are_classes(tmp_path):
+    """Without a plain number among them."""
+    found = load(tmp_path, labelled("<50", ">=50", "<50", ">=50"), label="y")
+    assert (found.classes, found.train.labels.tolist()) == (2, [0, 1, 0, 1])
+
+
 @pytest.mark.parametrize("cell", SPELLINGS)
 def test_a_column_in_another_spelling_is_no_classes(tmp_path, cell):
-    with pytest.raises(DataError, match=r":2: column 'y' is .* but most labels are numbers"):
-        load(tmp_path, labelled(*[cell] * 3, "unknown"), label="y")
+    if cell[0] not in "<>":
+        with pytest.raises(DataError, match=r":2: column 'y' is .* but most labels are numbers"):
+            load(tmp_path, labelled(*[cell] * 3, "unknown"), label="y")
     with pytest.raises(
         DataError, match=r":2: column 'x' is .*; write it as float\(\) of Python re"
     ):
