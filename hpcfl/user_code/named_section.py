@@ -25,7 +25,7 @@ def section_of(kinds: Collection[str], plain: str) -> Callable[[Any], Any]:
             given = {"kind": OWN, "of": given} if "." in given else {"kind": given}
         known = ", ".join(kind for kind in kinds if kind != OWN)
         if isinstance(given, dict) and "kind" not in given:
-            named = "; say kind in place of name" if given.get("name") in kinds else ""
+            named = "; say kind in place of name" if str(given.get("name")) in kinds else ""
             raise ValueError(
                 f"found {', '.join(map(str, given)) or 'nothing'} and no kind, expected a kind "
                 f"({known} or own) and its keys{named}"
