@@ -17,7 +17,6 @@ from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import readable
 from hpcfl.run_dir.log import AppendedFile, LogPosition
 
-CLIENTS = "clients.csv"
 _HEAD = b"round,model,data,client,"  # of every table, which is made with its first line
 
 

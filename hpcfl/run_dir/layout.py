@@ -21,7 +21,7 @@ stores/         segments of client states (hpcfl.store)
 ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.comm.heartbeat)
 lock            locked while a run uses the directory
 
-A start follows no symbolic link below the directory, and deletes nothing but what starts of the
+A start follows no symbolic link below the directory (``hpcfl.run_dir.names``), and deletes nothing but what starts of the
 same run have written: segments by their sessions' ids, which are in the history, and files of
 checkpoints and heartbeats by their names.
 """
@@ -30,7 +30,6 @@ import fcntl
 import io
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -48,7 +47,6 @@ from hpcfl.io.atomic import PART, make_folder, write_file
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
-from hpcfl.io.regular import KINDS
 from hpcfl.job.resume_rules import immutable_changes, job_fingerprint
 from hpcfl.job.settings import changed, flatten
 from hpcfl.job.yaml_file import (
@@ -60,21 +58,20 @@ from hpcfl.job.yaml_file import (
     resolved_content,
     write_resolved,
 )
-from hpcfl.run_dir.client_table import CLIENTS
 from hpcfl.run_dir.manifest import BRANCHES, FUNCTION, INITIAL, committed_folders, require_format
+from hpcfl.run_dir.names import (
+    CALLBACKS,
+    CLIENTS,
+    FILE,
+    FOLDER,
+    NAMES,
+    RUN,
+    SWEEP_LOG,
+    require_inside,
+    require_kind,
+)
 from hpcfl.types import Vector
 from hpcfl.user_code.names import KEPT, is_kept_name
-
-_KINDS = {
-    **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "lock"), stat.S_IFREG),
-    CLIENTS: stat.S_IFREG,
-    **dict.fromkeys((INITIAL, FUNCTION, BRANCHES, "buffers.safetensors"), stat.S_IFREG),
-    **dict.fromkeys(("wandb.json", "mlflow.json"), stat.S_IFREG),
-    **dict.fromkeys(("events", "checkpoints", "stores", "ranks", KEPT), stat.S_IFDIR),
-}
-"""The files and folders of a run, by name."""
-SWEEP_LOG = "sweep.log"
-"""The log of a sweep, in the directory that holds the sweep's runs."""
 
 
 class RunDir:
@@ -127,15 +124,19 @@ class RunDir:
             if not self.root.is_dir():
                 return
             found = sorted(self.root.iterdir())
-            names = {path.name: path for path in found if path.name in _KINDS}
-            other = next((p for p in found if p.name.removesuffix(PART) not in _KINDS), None)
+            kinds = NAMES[RUN]
+            names = {path.name: path for path in found if path.name in kinds}
+            own = kinds.keys() - CALLBACKS  # which a copy has not
+            other = next((p for p in found if p.name.removesuffix(PART) not in own), None)
             if alone and other is not None:
                 raise JobError(f"{other}: is no file of a run's copy; move it elsewhere")
             for name, path in names.items():
-                _require_kind(path, [_KINDS[name]])
-                if name in ("checkpoints", "stores", "ranks", KEPT):
-                    for below in path.rglob("*"):
-                        _require_kind(below, [stat.S_IFREG, stat.S_IFDIR])
+                require_kind(path, kinds[name])
+                for below in path.rglob("*") if kinds[name] == FOLDER else ():
+                    if name in CALLBACKS:
+                        require_inside(path, below)
+                    else:
+                        require_kind(below, FILE, FOLDER)
             if "job.yaml" not in names and not alone:
                 self._refuse_without_job(names)
 
@@ -274,7 +275,7 @@ class RunDir:
     @property
     def _has_log(self) -> bool:
         # A run writes its first checkpoint before its first line of the log.
-        return present(self.log) and self.log.stat().st_size > 0
+        return present(self.log) and self.log.lstat().st_size > 0
 
     @property
     def _has_log_alone(self) -> bool:
@@ -392,7 +393,7 @@ class RunDir:
         """
         try:
             fd = regular.open_fd(self.lock_file)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as e:
             message = f"{self.lock_file}: cannot be opened: {e.strerror}"
@@ -605,26 +606,6 @@ def _entry(line: bytes) -> dict[str, Any]:
         if not isinstance(entry.get(key, kind()), kind):
             raise TypeError(f"{key} is {entry[key]!r}")
     return entry
-
-
-def _require_kind(path: Path, kinds: Sequence[int]) -> None:
-    """Refuse a path of a run that is of none of these kinds, as ``stat.S_IFMT`` gives them.
-
-    Raises:
-        JobError: it is of another kind.
-    """
-    try:
-        found = stat.S_IFMT(path.lstat().st_mode)
-    except FileNotFoundError:  # a running run has deleted it
-        return
-    if found not in kinds:
-        expected = f"is {KINDS.get(found, 'a file')}, expected {KINDS.get(kinds[0], 'a file')}"
-        cure = "move it elsewhere"
-        if found == stat.S_IFLNK:
-            cure = "links are not followed here: put what it points to in its place"
-            if path.name == "stores":
-                cure += ", or set store.dir for client states on another disk"
-        raise JobError(f"{path}: {expected} of the run; {cure}")
 
 
 def _holds_run(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE
 from hpcfl.io.lock import lock
 from hpcfl.io.progress import until_unread
-from hpcfl.run_dir.layout import SWEEP_LOG
+from hpcfl.run_dir.names import SWEEP_LOG
 
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
 PLACE = "# place in the sweep: "
