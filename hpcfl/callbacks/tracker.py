@@ -83,7 +83,11 @@ class Tracker(Callback, ABC):
         self._file = run.directory / f"{self.name}.json"
         self._rows: deque[LoggedRound] = deque()
         self._left, self._ended, self._status = False, threading.Event(), ""
-        self._id, self._sent = self._known()
+        try:
+            self._id, self._sent = self._known()
+        except (ValueError, TypeError, KeyError, OSError) as e:  # to be left as it is
+            self._leave(one_line(f"{self._file}: {type(e).__name__}: {e}; move it elsewhere"))
+            return
         self._sent_before = self._sent
         for record in logged(run.directory):
             self.round(record)
@@ -101,7 +105,7 @@ class Tracker(Callback, ABC):
         if len(self._rows) > _WAITING:
             self._leave("it does not answer")
         # A round that a resume undid is run again with the same numbers, and not sent again.
-        if number > self._sent_before and not self._left:
+        if not self._left and number > self._sent_before:
             self._rows.append(LoggedRound(number, time.time_ns() // 1_000_000, curves(record)))
 
     def end(self, status: str) -> None:
@@ -116,15 +120,15 @@ class Tracker(Callback, ABC):
                 self._leave(f"it has not taken all within {patience:g} s")
 
     def _known(self) -> tuple[str | None, int]:
-        """The id of the tracked run, and the last round that earlier starts sent; -1: none."""
+        """The id of the tracked run, and the last round that earlier starts sent; -1: none.
+
+        Raises:
+            ValueError, TypeError, KeyError, OSError: the file is damaged, or another one.
+        """
         try:
             found = json.loads(regular.read(self._file))
             project, id, sent = str(found["project"]), str(found["id"]), int(found["sent"])
         except FileNotFoundError:
-            return None, -1
-        except (ValueError, TypeError, KeyError, OSError) as e:
-            said = one_line(f"{type(e).__name__}: {e}")
-            sys.stderr.write(f"warning: {self._file}: {said}; {self.name} gets another run\n")
             return None, -1
         return (id, sent) if project == self.project else (None, -1)
 

@@ -251,14 +251,18 @@ def test_a_tracker_that_does_not_answer_is_left(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"id": 3}'])
-def test_a_damaged_file_begins_another_run(job, hpcfl, run, install, content):
+def test_a_file_that_is_not_the_trackers_stays(job, hpcfl, run, install, content):
     service = install(wandb)
     assert hpcfl("run", job, "callbacks=[wandb]", "--out", run).code == 0
     (run / "wandb.json").write_text(content)
     done = hpcfl("resume", run)
     (line,) = [line for line in done.err if "warning" in line]
     assert "wandb.json" in line
-    assert "wandb gets another run" in line
+    assert "move it elsewhere; the run continues without it" in line
+    assert (run / "wandb.json").read_text() == content
+    assert [service.steps(id) for id in service.runs] == [[1, 2, 3, 4]]
+    (run / "wandb.json").unlink()
+    assert hpcfl("resume", run).code == 0
     assert [service.steps(id) for id in service.runs] == [[1, 2, 3, 4]] * 2
 
 
