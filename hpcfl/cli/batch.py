@@ -24,6 +24,7 @@ from hpcfl.io.regular import read
 from hpcfl.job.packaged import kind_of
 from hpcfl.job.run_name import run_directory
 from hpcfl.run_dir.manifest import committed_folders
+from hpcfl.run_dir.names import FILE, require_kind
 from hpcfl.run_dir.requests import Request, is_done
 
 Kind = Literal["job", "sweep", "run"]
@@ -72,12 +73,22 @@ class Start:
 
     @classmethod
     def read(cls, file: Path) -> Self | None:
-        """The start that was written last; None where none can be read."""
+        """The start that was written last; None where there is none.
+
+        Raises:
+            JobError: the file is another one.
+        """
+        if not present(file):
+            return None
+        require_kind(file, FILE, of="submission")
         try:
             found = cls(**json.loads(read(file)))
             return replace(found, rounds={str(k): int(v) for k, v in found.rounds.items()})
-        except (OSError, ValueError, TypeError, AttributeError):
-            return None  # damaged or empty: the starts are counted anew
+        except (OSError, ValueError, TypeError, AttributeError) as e:
+            raise JobError(
+                f"{file}: holds no count of the starts of a submission ({e}), which is written "
+                "there; move it elsewhere"
+            ) from e
 
     def write(self, file: Path) -> None:
         """Replace the file.
@@ -296,7 +307,8 @@ def begin(
     """
     found, most = read_submission(words, environ), _most(environ)
     file = Path(f"{found.out}.{name}.starts")
-    before = None if first else Start.read(file)
+    before = Start.read(file)
+    before = None if first else before
     command, reached, history = found.words, {str(run): _newest(run) for run in found.runs}, -1
     if found.later is not None:
         history = _starts_in_history(found.out)

@@ -36,6 +36,7 @@ from hpcfl.run_dir.manifest import (
     read_files,
     write_manifest,
 )
+from hpcfl.run_dir.names import FOLDER, require_kind
 from hpcfl.run_dir.requests import is_done
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
@@ -154,6 +155,7 @@ def _clear(part: RunDir) -> None:
     Raises:
         JobError: it holds what no start of a copy has written.
     """
+    require_kind(part.root, FOLDER, of="copy")
     part.refuse_foreign(alone=True)
     make_folder(part.root)
     part.lock("another start that copies")

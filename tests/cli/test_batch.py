@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from hpcfl.cli.batch import Start, judge, next_start, read_submission
+from hpcfl.cli.batch import Start, begin, judge, next_start, read_submission
 from hpcfl.errors import JobError
 
 SWEEP = "job: quickstart\ngrid: {seed: [0, 1, 2, 3, 4, 5, 6, 7, 8]}\n"
@@ -138,9 +138,19 @@ def test_starts_in_a_row_are_counted_until_a_higher_round_is_committed():
 
 
 @pytest.mark.parametrize("text", ["", "2:123 4", "[]", "{}", '{"number": 2, "rounds": [3]}'])
-def test_a_damaged_counter_counts_nothing(tmp_path, text):
-    (tmp_path / "counter").write_text(text)
-    assert Start.read(tmp_path / "counter") is None
+def test_a_file_that_counts_nothing_is_not_replaced(tmp_path, text):
+    counter, job = tmp_path / "run.12.starts", tmp_path / "job.yaml"
+    job.write_text("rounds: 5\n")
+    counter.write_text(text)
+    for first in (True, False):
+        with pytest.raises(JobError, match="holds no count of the starts") as error:
+            begin("12", [str(job), "--out", str(tmp_path / "run")], {}, first=first)
+        assert error.value.exit_code == 2
+        assert counter.read_text() == text
+    counter.unlink()
+    counter.symlink_to(tmp_path / "theirs")
+    with pytest.raises(JobError, match="is a symbolic link, expected a file of the submission"):
+        Start.read(counter)
 
 
 # Whether another start follows
