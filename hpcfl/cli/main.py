@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from hpcfl.run_dir.record import RunRecord
     from hpcfl.sweep.grid import Sweep
 
-REPORT = Path("runs/report.png")
 
 # Modules that need torch are imported by the commands that use them: `hpcfl --help` is instant.
 
@@ -306,6 +305,7 @@ def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
 def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     from hpcfl.report.choose import ChosenRuns
     from hpcfl.report.collect import collect_runs
+    from hpcfl.run_dir.names import REPORT
     from hpcfl.sweep.pending import pending_runs, runs_table
     from hpcfl.sweep.run_sweep import run_sweep
 
@@ -320,7 +320,7 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
         runs = collect_runs(outcome.finished).runs
         print(_table(ChosenRuns(runs), "runs", "table"), end="")
         if not partly:  # a plot of some points would take the place of that of the whole sweep
-            _draw_report(runs, root / REPORT.name)
+            _draw_report(runs, root / REPORT)
     outcome.check()
 
 
@@ -356,11 +356,14 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
+    from hpcfl.job.run_name import RUNS
     from hpcfl.report.choose import ChosenRuns, choose_settings
     from hpcfl.report.collect import collect_runs
     from hpcfl.report.plots import Plot, PlotStyle
     from hpcfl.report.plots.figure import FigureSize
     from hpcfl.report.rounds_to_target import Target
+    from hpcfl.run_dir.names import REPORT
+    from hpcfl.run_dir.sweep_log import require_own_plot
 
     for name in ("columns", "names"):
         if getattr(options, name) is not None:
@@ -371,11 +374,13 @@ def _report(options: argparse.Namespace) -> None:
     size = FigureSize.parse(options.size)
     targets = Target.from_options(options.target, options.target_accuracy)
     collected = collect_runs(options.dirs)
-    (folder,) = options.dirs if len(options.dirs) == 1 else (REPORT.parent,)
-    default = REPORT if (folder / "job.yaml").exists() else folder / REPORT.name
+    (folder,) = options.dirs if len(options.dirs) == 1 else (RUNS,)
+    default = (RUNS if (folder / "job.yaml").exists() else folder) / REPORT
     labels = options.xlabel, options.ylabel
     asked = bool(options.y or options.x != "rounds" or size or labels != (None, None))
     files = [path or default for path in options.plot] or [default] * asked
+    if default in files and default not in options.plot:
+        require_own_plot(default)
     if options.write_sweep is not None and not options.chosen:
         raise JobError("report: --write-sweep: writes the chosen settings; give --chosen, too")
     chosen = (choose_settings if options.chosen else ChosenRuns)(collected.runs)
@@ -409,11 +414,13 @@ def _table(chosen: ChosenRuns, layout: str, form: str, targets: Sequence[Target]
 def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
     """Draw the plot of a finished sweep; a line says why, if that is not possible."""
     from hpcfl.report.plots import Plot
+    from hpcfl.run_dir.sweep_log import require_own_plot
 
     if path.parent.exists() and not os.access(path.parent, os.W_OK):  # an archive
         _say(f"no plot: {path.parent} cannot be written", file=sys.stderr)
         return
     try:
+        require_own_plot(path)
         _draw(Plot(runs, [path]), [path])
     except JobError as e:
         _say(f"no plot: {e}", file=sys.stderr)

@@ -12,17 +12,23 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from hpcfl.errors import StoreError, file_error, one_line
+from hpcfl.errors import JobError, StoreError, file_error, one_line
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import write_errors
-from hpcfl.io.files import READABLE
+from hpcfl.io.files import READABLE, present, read_bytes, readable
 from hpcfl.io.lock import lock
 from hpcfl.io.progress import until_unread
-from hpcfl.run_dir.names import SWEEP_LOG
+from hpcfl.run_dir.names import FILE, SWEEP_LOG, require_kind
+from hpcfl.version import __version__
 
+_TIME = "%Y-%m-%d %H:%M:%S"
+_BEGUN = "begun    sweep: by hpcfl "
 _EVENT = re.compile(r"[\d-]{10} [\d:]{8} (\w+) +([^ :]+): (.*)")
+_STARTS = re.compile(rb"[\d-]{10} [\d:]{8} ")
 PLACE = "# place in the sweep: "
 """Begins the job file of a run of a sweep, beside its directory; the number follows."""
+PLOT_MARK = {"Software": "hpcfl"}
+"""A text in every PNG, which names matplotlib otherwise."""
 _LABELS = "# labels: "
 """Begins its second line: the labels in the grid, each with the keys that it sets, as JSON."""
 _SUBMITTED = re.compile(r"Slurm job (\w+): .*\b(\d+) a task\b")
@@ -45,7 +51,9 @@ class SweepLog:
         self._path = root / SWEEP_LOG
         self._stream = until_unread(sys.stderr if stream is None else stream)
         with self._opened() as file:
-            file.write(_completion(self._path, regular.read(self._path)))
+            begun = regular.read(self._path)
+            first = log_line(f"{time.strftime(_TIME)} {_BEGUN}{__version__}")
+            file.write(_completion(self._path, begun) if begun else first)
 
     def write(self, event: str, run: str, text: str) -> None:
         """Append an event and print it: "12:30:01 finished fedcm-seed1: 60 rounds".
@@ -55,7 +63,7 @@ class SweepLog:
         """
         line = one_line(f"{event:<8} {run}: {text}")
         with self._opened() as file:
-            file.write(log_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"))
+            file.write(log_line(f"{time.strftime(_TIME)} {line}"))
         self._stream.write(f"{time.strftime('%H:%M:%S')} {line}\n")
         self._stream.flush()
 
@@ -115,6 +123,51 @@ def read_sweep_log(root: Path) -> SweepEvents | None:
         elif event == "submitted" and (array := _SUBMITTED.match(text)):
             submitted[array[1]] = int(array[2])
     return SweepEvents(points, failed, submitted)
+
+
+def was_begun_before(root: Path) -> bool:
+    """Whether an earlier version of hpcfl began a sweep's log; its files beside runs have no marks.
+
+    Raises:
+        JobError: there is another file of this name.
+        StoreError: it cannot be read, or has no checksums, as those of still earlier versions.
+        DiskError: the disk fails.
+    """
+    path = root / SWEEP_LOG
+    try:
+        content = read_bytes(path, READABLE)
+    except FileNotFoundError:
+        return False
+    first, end, _ = content.partition(b"\n")
+    _require_version(path, content.split(b"\n"))
+    # A loss of power may have cut the first line, or left zeros.
+    torn = not end and (_STARTS.match(first) or not first.strip(b"\0"))
+    if not (torn or checksum.is_checked_line(first)):
+        raise JobError(
+            f"{path}: its first line is none of the log of a sweep, so it is another program's "
+            "file; move it elsewhere, or choose another directory with --out"
+        )
+    return bool(content) and _BEGUN.encode() not in first
+
+
+def require_own_plot(path: Path) -> None:
+    """Refuse a file for a plot, whose name the user did not give, that is not hpcfl's to replace.
+
+    There may be none.
+
+    Raises:
+        JobError: it is a link, no file, or no plot that hpcfl has drawn.
+        StoreError: it cannot be read.
+    """
+    require_kind(path, FILE, of="report")
+    if present(path) and not was_begun_before(path.parent):
+        with readable(path), regular.open_binary(path) as file:
+            head = file.read(1000)
+        if not all(f"tEXt{key}\0{text}".encode() in head for key, text in PLOT_MARK.items()):
+            raise JobError(
+                f"{path}: is no plot that hpcfl has drawn, and would be replaced; move it "
+                "elsewhere, or name another with `hpcfl report DIR --plot FILE`"
+            )
 
 
 def log_line(text: str) -> bytes:

@@ -37,7 +37,7 @@ _COMMAND: Key = ("command line",)
 _NAME = re.compile(
     r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
 )  # of a directory, without characters that a shell would need quotes for
-_OURS = re.compile(r"lock|.*\.(log|yaml)")  # files in the sweep's directory
+_OURS = re.compile(r"lock|report\.png|.*\.(log|yaml)")  # files in the sweep's directory
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from hpcfl.run_dir.record import read_run
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")
 _KILLED = re.compile(r"YOUR APPLICATION TERMINATED")
 _SLURM = ("SLURM_", "PMI_", "PMIX_")
+OUTPUT = b"# The output of a run, which a sweep of hpcfl started\n"
+"""The first line of the file."""
 # Seconds until a stop is sent to a run whose ranks cannot be seen, and until it is sent again.
 _RESEND_S = 10.0
 
@@ -55,6 +57,8 @@ class RunProcess:
         self._command = [sys.executable, "-m", "hpcfl", *command]
         launcher = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
         with write_errors(self.log), regular.open_append(self.log) as log:
+            if not log.tell():
+                log.write(OUTPUT)
             self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: S603
                 [*launcher, *self._command],

@@ -4,7 +4,10 @@ ROOT/NAME/      the run directory of a point
 ROOT/NAME.yaml  its job, as it was checked
 ROOT/NAME.log   the output of its process
 ROOT/sweep.log  a line for each event: started, finished, failed, ...
+ROOT/report.png the plot of all runs
 ROOT/lock       held while the sweep is running
+
+Other files of these names are not touched: the sweep is refused (``hpcfl.sweep.own_files``).
 """
 
 import math
@@ -34,6 +37,7 @@ from hpcfl.setup.initial_model import fetch_model
 from hpcfl.setup.load_data import fetch_data
 from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.grid import Sweep
+from hpcfl.sweep.own_files import refuse_foreign
 from hpcfl.sweep.pending import PendingRun, edited_notes, job_of, pending_runs, write_jobs
 from hpcfl.sweep.process import RunProcess, mpirun
 
@@ -120,7 +124,7 @@ def prepare(
         JobError: another sweep is alive there, a run is, or the data cannot be had.
         Stopped: by a signal, before everything was fetched; nothing was started.
     """
-    _make_root(folder.root)
+    _make_root(sweep, folder.root)
     folder.lock("a sweep", shared=partly)
     runs = pending_runs(sweep, folder.root)
     _fetch([run.point.loaded for run in runs if run.action != "skip"], signals)
@@ -139,15 +143,15 @@ def write_job_files(sweep: Sweep, root: Path) -> list[Path]:
         JobError: a run is alive there, or a directory holds a run of another job.
     """
     runs = pending_runs(sweep, root)
-    _make_root(root)
+    _make_root(sweep, root)
     return write_jobs(runs)
 
 
-def _make_root(root: Path) -> None:
+def _make_root(sweep: Sweep, root: Path) -> None:
     """Make the directory of the runs, not in that of a run: nobody would find them there.
 
     Raises:
-        JobError: it is, or cannot be made.
+        JobError: it is, or cannot be made, or holds other files of the sweep's names.
         DiskError: the disk is full or fails.
     """
     if present(RunDir(root).job):
@@ -155,6 +159,7 @@ def _make_root(root: Path) -> None:
             f"{root}: has a job.yaml, as the directory of a run; choose one for runs by --out"
         )
     RunDir(root).refuse_inside_run()
+    refuse_foreign(sweep, root)
     try:
         make_folder(root)
     except OSError as e:

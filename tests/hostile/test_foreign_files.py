@@ -1,10 +1,11 @@
-"""Nothing outside a run's directory is written or deleted, and nothing in it that no run made.
+"""Nothing outside a directory of hpcfl's is written or deleted, and nothing in it that is not its.
 
-Every file and folder of a run in turn is replaced by something else, and every command is tried.
-Each is refused in one line, or follows what it found; what is foreign stays as it was.
+Every name that ``hpcfl.run_dir.names`` lists in turn is that of something else, and every command
+is tried.  Each is refused in one line, or reads what it found; what is foreign stays as it was.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,19 +15,33 @@ import pytest
 import yaml
 
 import hpcfl as api
+from hpcfl.cli.main import main
 from hpcfl.run_dir.manifest import committed
+from hpcfl.run_dir.names import NAMES
 from tests.long_form import long_form
 from tests.parallel.outcome import outcome
 from tests.rundirs import segment
 
-NEWEST = "checkpoints/00000004"
-NAMES = (
-    *("job.yaml", "history.jsonl", "log.jsonl", "initial.npy", "branches.json", "lock"),
-    *("buffers.safetensors", "wandb.json", "events", "kept", "ranks", "ranks/0123abcd"),
-    *("checkpoints", NEWEST, f"{NEWEST}/manifest.json", f"{NEWEST}/server.safetensors"),
-    *(f"{NEWEST}/rows-0000.npz", f"{NEWEST}/best.safetensors", "stores", "stores/SEGMENT"),
-    *("checkpoints/00000005", "function.json"),
-)
+EXAMPLES = {
+    "ROUND": "00000004",
+    "RANK": "0000",
+    "SESSION": "0123abcd",
+    "DIGEST": "data-0123456789abcdef.npz",
+    "EVENTS": "events.out.tfevents.1.host.2.0123abcd",
+    "POINT": "seed0",
+    "RUN": "seed0",
+    "SUBMISSION": "12",
+}
+
+
+def names_of(kind):
+    """The names in a kind of directory and below it, as paths."""
+    folders = {folder: names for folder, names in NAMES.items() if f"{folder}/".startswith(kind)}
+    paths = (f"{folder}/{name}".partition("/")[2] for folder in folders for name in folders[folder])
+    return tuple(re.sub("|".join(EXAMPLES), lambda found: EXAMPLES[found[0]], p) for p in paths)
+
+
+OF_RUN = (*names_of("run/"), "checkpoints/00000005")
 PARTS = ("job.yaml.part", "log.jsonl.part", "history.jsonl.part", "initial.npy.part")
 COMMANDS = {
     "run": ["run", "JOB", "--out", "RUN"],
@@ -71,7 +86,11 @@ def file(path, foreign):
     path.write_text("theirs")
 
 
-LINKS = (link_to_file, link_to_folder, hard_link, device)
+def link_to_nothing(path, foreign):
+    path.symlink_to(foreign / "nothing")
+
+
+LINKS = (link_to_file, link_to_folder, link_to_nothing, hard_link, device)
 KINDS = (*LINKS, fifo, folder, file)
 
 
@@ -92,6 +111,15 @@ def original(tmp_path_factory):
     (root / "job.yaml").write_text(yaml.safe_dump(job))
     (root / "sweep.yaml").write_text("job: job.yaml\ngrid: {seed: [0]}\n")
     api.run(root / "job.yaml", out=root / "runs/seed0")
+    return root
+
+
+@pytest.fixture(scope="module")
+def swept(original, tmp_path_factory):
+    """The same as a sweep has left it."""
+    root = tmp_path_factory.mktemp("swept") / "swept"
+    shutil.copytree(original, root)
+    assert main(["sweep", str(root / "sweep.yaml"), "--out", str(root / "runs")]) == 0
     return root
 
 
@@ -140,7 +168,7 @@ PAIRS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "command"), PAIRS)
 def test_what_is_foreign_stays_as_it_was(original, tmp_path, hpcfl, make, command, own_process):
-    for name in NAMES + (PARTS if make in LINKS else ()):
+    for name in OF_RUN + (PARTS if make in LINKS else ()):
         place = tmp_path / name.replace("/", "-")
         run, foreign = place / "runs/seed0", place / "foreign"
         shutil.copytree(original, place)
@@ -152,7 +180,7 @@ def test_what_is_foreign_stays_as_it_was(original, tmp_path, hpcfl, make, comman
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         make(path, foreign)
         before, placed = content(foreign), kind_of(path)
 
@@ -220,6 +248,80 @@ class LinkCopy(api.Callback):
         if record["round"] == self.at:
             subprocess.run(["cp", "-al", self.run, self.copy], check=True)
             self.made = True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", KINDS)
+def test_what_is_foreign_in_the_place_of_a_copy_that_is_made_stays(
+    original, tmp_path, hpcfl, make, own_process
+):
+    place, foreign = tmp_path / ".copy.part", tmp_path / "foreign"
+    (foreign / "folder").mkdir(parents=True)
+    (foreign / "file").write_text("theirs")
+    make(place, foreign)
+    before, placed = content(foreign), kind_of(place)
+    with limited():
+        done = hpcfl("resume", original / "runs/seed0", "rounds=5", "--out", tmp_path / "copy")
+    assert (done.code, len(done.err)) == (2, 1), done.err
+    assert str(place) in done.err[0]
+    assert (content(foreign), kind_of(place)) == (before, placed)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_links_that_a_tracker_makes_lead_nowhere_else(original, tmp_path, hpcfl, refused):
+    """wandb makes some between its own files."""
+    run, foreign = tmp_path / "run", tmp_path / "foreign"
+    shutil.copytree(original / "runs/seed0", run)
+    (run / "wandb/offline-run-1/logs").mkdir(parents=True)
+    (run / "wandb/latest-run").symlink_to("offline-run-1")
+    (run / "wandb/debug.log").symlink_to(run / "wandb/offline-run-1/logs/not-there.log")
+    assert hpcfl("resume", run, "rounds=5").code == 0
+    foreign.mkdir()
+    for name in ("mlruns/0", "wandb/other", "events/theirs"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).symlink_to(foreign)
+        line = refused("resume", run, "rounds=6")
+        assert line.startswith(f"JobError: {run / name}: is a symbolic link, expected a file")
+        (run / name).unlink()
+    assert not list(foreign.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("command", ["sweep", "--write-jobs", "--submit", "report"])
+def test_what_is_foreign_among_the_runs_of_a_sweep_stays(
+    swept, tmp_path, monkeypatch, hpcfl, make, command, own_process
+):
+    """Also where all runs are finished: the sweep would begin them, and replace its plot."""
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm/array.sh").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("report.png",) if command == "report" else names_of("sweep/"):
+        if name == EXAMPLES["POINT"] and make == folder:  # as any folder in which a run begins
+            continue
+        place = tmp_path / name
+        runs, foreign = place / "runs", place / "foreign"
+        shutil.copytree(swept, place)
+        (foreign / "folder").mkdir(parents=True)
+        (foreign / "folder/file").write_text("theirs")
+        (foreign / "file").write_text("theirs")
+        path = runs / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        make(path, foreign)
+        before, placed = content(place), kind_of(path)
+
+        words = ["sweep", place / "sweep.yaml", "--out", runs]
+        words = ["report", runs, "--plot"] if command == "report" else words
+        with limited():
+            done = hpcfl(*words, *([command] if command.startswith("--") else []))
+
+        assert kind_of(path) == placed, name
+        if name != "lock" or make not in (hard_link, file):  # whose content nobody reads
+            assert done.code == 2, (name, done.err)
+            (line,) = done.err
+            assert line.startswith(f"JobError: {path}: "), line
+            assert content(place) == before, name
+        shutil.rmtree(place)
 
 
 @pytest.mark.parametrize("name", ["ranks/theirs", "checkpoints/00001000", "stores/theirs", "kept"])

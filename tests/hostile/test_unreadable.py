@@ -263,13 +263,13 @@ def test_the_log_of_a_sweep_that_was_killed_in_a_line(run, tmp_path, hpcfl, refu
     written.write("failed", "c", "exit code 1: another reason")
     whole = log.read_bytes()
     lines = whole.splitlines(keepends=True)
-    for size in range(len(lines[0]), len(whole) + 1):
+    for size in range(len(lines[0] + lines[1]), len(whole) + 1):
         log.write_bytes(whole[:size])
         SweepLog(runs, io.StringIO()).write("failed", "d", "exit code 3: nan")
         assert read_sweep_log(runs).failed.keys() - {"c"} == {"b", "d"}
     for bit in range(8):
         log.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1 << bit]))
-        assert "sweep.log:2: its end is damaged" in refused("status", runs)
+        assert "sweep.log:3: its end is damaged" in refused("status", runs)
 
 
 def test_the_log_of_a_sweep_of_an_earlier_version(run, tmp_path, refused):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.packages import refuse_shadow
+from hpcfl.run_dir.sweep_log import PLOT_MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +133,7 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
     for path in paths:
         form, content = file_format(path), io.BytesIO()
         with rc_context({"pdf.fonttype": 42}):  # journals refuse the default, Type 3
-            figure.savefig(content, format=form)
+            figure.savefig(content, format=form, metadata=PLOT_MARK if form == "png" else None)
         write_output(path, content.getvalue(), make_folder=True)
 
 
