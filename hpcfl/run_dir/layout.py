@@ -21,9 +21,9 @@ stores/         segments of client states (hpcfl.store)
 ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.comm.heartbeat)
 lock            locked while a run uses the directory
 
-A start follows no symbolic link below the directory (``hpcfl.run_dir.names``), and deletes nothing but what starts of the
-same run have written: segments by their sessions' ids, which are in the history, and files of
-checkpoints and heartbeats by their names.
+A start follows no symbolic link below the directory (``hpcfl.run_dir.names``), and deletes nothing
+but what starts of the same run have written: segments by their sessions' ids, which are in the
+history, and files of checkpoints and heartbeats by their names.
 """
 
 import fcntl
