@@ -206,7 +206,7 @@ def _text(parameter: tuple[str, tuple[int, ...]] | None) -> str:
 
 def _waves(count: int, like: Tensor) -> Tensor:
     """[count], numbers of -1 to 1 whose sums with smooth ones are small."""
-    wave = torch.arange(1, _PERIOD + 1, dtype=torch.float64).cos().to(like)
+    wave = torch.arange(1, _PERIOD + 1, dtype=torch.float64).cos().to(like.device, like.dtype)
     return wave.repeat(-(-count // _PERIOD))[:count]
 
 

@@ -68,7 +68,9 @@ def test_examples_are_those_that_the_local_steps_took(tmp_path, monkeypatch):
             yield positions
 
     monkeypatch.setattr(client_pool, "order", counting)
-    monkeypatch.setattr(starting, "check_components", lambda parts: ())  # takes examples too
+    monkeypatch.setattr(
+        starting, "check_components", lambda parts, *, resumed: ()
+    )  # takes examples too
     local = {"steps": 7, "batch_size": 4, "lr": 0.01}
     cohort = {"kind": "replay", "rounds": [[0, 1], [], [2, 3, 4]]}
     log = play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, local=local)).log
