@@ -49,6 +49,21 @@ def _shadow(package: str) -> Path | None:
     return None if any(_installs(each, package, place.name) for each in found) else place
 
 
+def pip_lists(package: str, place: Path) -> bool:
+    """Whether pip has left a list of the files of a package beside it, in whatever folder.
+
+    The ``.egg-info`` of a checkout has no such list.
+
+    Args:
+        package: its name, or that of a module.
+        place: its folder, or the module's file.
+    """
+    return any(
+        one.read_text("RECORD") is not None and _installs(one, package, place.name)
+        for one in distributions(path=[str(place.parent)])
+    )
+
+
 def _installs(distribution: Distribution, package: str, file: str) -> bool:
     """Whether a distribution brings the package, or the file that is found by its name."""
     if distribution.files is not None:

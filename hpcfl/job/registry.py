@@ -194,14 +194,14 @@ def _in_kept_file(at: str, name: str, accepts: Accepts) -> Any:
     try:
         require_kept(name)
         return _imported(at, name, lambda: find_object(name, accepts))
-    except ValueError as e:
+    except (ValueError, NotAcceptedError) as e:
         raise JobError(f"{at}: {e}") from e
 
 
 def _imported(at: str, name: str, load: Callable[[], Any], folder: Path = Path()) -> Any:
     try:
         return load()
-    except (HpcflError, NotAcceptedError):
+    except HpcflError:
         raise
     except Exception as e:  # a user's module may raise anything
         advice = import_advice(e, name, folder)

@@ -6,23 +6,26 @@ classes with a stated base, and, where the key takes functions, the user's own a
 key lists; never what Python's library defines, by whatever path.
 
 "The user's own" is what a file defines that is no part of an installed package: on PYTHONPATH, or
-installed in place (``pip install -e``); and a package that requires hpcfl.
+installed in place (``pip install -e``); and a package that is made for hpcfl.  A package is
+installed wherever pip put it: a folder of ``pip install --target`` on PYTHONPATH, too.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.machinery import ModuleSpec
 from importlib.metadata import distribution, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from re import match
 from typing import Any
 
-from hpcfl.errors import is_of_user
+from hpcfl.errors import JobError, is_of_user
+from hpcfl.io.packages import pip_lists
 
 
-class NotAcceptedError(ValueError):
+class NotAcceptedError(JobError):
     """A dotted path names what its key does not accept.
 
     Args:
@@ -58,15 +61,19 @@ class Accepts:
             name: the dotted path.
 
         Raises:
-            NotAcceptedError: its first part is Python's, or an installed package of others.
+            NotAcceptedError: it is Python's, of an installed package that the key does not list, or
+                of a program.
         """
-        first = name.partition(".")[0]
+        first, *rest = name.split(".")
         if first in sys.stdlib_module_names:
             raise NotAcceptedError(
                 f"found {name!r:.200}, of Python's own library; expected {self.expected}"
             )
-        allowed = {package.partition(".")[0] for package in self.packages}
-        if first not in {"hpcfl", *allowed} and not _is_own(first):
+        if "__main__" in rest:  # its import runs it
+            raise NotAcceptedError(f"found {name!r:.200}, a program; expected {self.expected}")
+        listed = any(f"{name}.".startswith(f"{one}.") for one in ("hpcfl", *self.packages))
+        # The import itself says what is missing.
+        if not (listed or _spec(first) is None or _is_own(first)):
             raise NotAcceptedError(
                 f"found {name!r:.200}, of the installed package {first}; expected {self.expected}, "
                 "in a module of your own, which may import it"
@@ -115,24 +122,44 @@ def _defining_module(found: Any) -> str:
     return getattr(found, "__module__", None) or type(found).__module__
 
 
+def is_own(found: Any) -> bool:
+    """Whether a class, a function or the class of an object is the user's own."""
+    return _is_own(_defining_module(found))
+
+
 def _is_own(module: str) -> bool:
-    """Whether a module is the user's own, imported or not."""
+    """Whether a module that is imported or can be is the user's own."""
     first = module.partition(".")[0]
-    if first in sys.stdlib_module_names and first != "__main__":
+    if first in sys.stdlib_module_names:
         return False
-    loaded = sys.modules.get(first)
-    spec = getattr(loaded, "__spec__", None) or (find_spec(first) if loaded is None else None)
-    if spec is None:  # made in memory, or missing: the import says so
-        return True
-    places = [spec.origin] if spec.origin else [*(spec.submodule_search_locations or ())]
-    return all(is_of_user(Path(place)) for place in places) or _requires_hpcfl(first)
+    if first in sys.modules and getattr(sys.modules[first], "__spec__", None) is None:
+        return True  # made in memory: a script, or what a kept file holds
+    spec = _spec(first)
+    places = [*(spec.submodule_search_locations or ())] if spec else []
+    if spec and spec.has_location and spec.origin and not places:
+        places = [spec.origin]
+    # Without a place it is missing, or a part of the interpreter.
+    on_path = places and all(_is_on_path(first, Path(place)) for place in places)
+    return bool(on_path) or _is_made_for_hpcfl(first)
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    """Where Python finds a module or package; it is not imported."""
+    loaded = sys.modules.get(package)
+    return getattr(loaded, "__spec__", None) if loaded else find_spec(package)
+
+
+@cache
+def _is_on_path(package: str, place: Path) -> bool:
+    """Whether a file or folder of a package is no part of an installation."""
+    return is_of_user(place) and not pip_lists(package, place)
 
 
 @cache  # to look through what is installed takes most of a second
-def _requires_hpcfl(package: str) -> bool:
-    """Whether an installed package is made for hpcfl."""
-    return any(
-        match(r"(?i)hpcfl(?![\w.-])", need) and "extra ==" not in need
-        for name in packages_distributions().get(package, ())
-        for need in distribution(name).requires or ()
+def _is_made_for_hpcfl(package: str) -> bool:
+    """Whether an installed package requires hpcfl, or has an entry point for it."""
+    found = [distribution(name) for name in packages_distributions().get(package, ())]
+    needs = [need for one in found for need in one.requires or () if "extra ==" not in need]
+    return any(match(r"(?i)hpcfl(?![\w.-])", need) for need in needs) or any(
+        point.group.startswith("hpcfl.") for one in found for point in one.entry_points
     )

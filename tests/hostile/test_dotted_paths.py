@@ -49,6 +49,7 @@ PATHS = {
     "reexports.command": {},
     "reexports.save": {"file": "MARK", "arr": 1},
     "reexports.torch": {},
+    "program.__main__.made": {},
 }
 JOB = {
     "task": "digits",
@@ -70,6 +71,9 @@ def mark(tmp_path, monkeypatch):
         "from subprocess import Popen\n\nfrom numpy import save\n\n"
         f"command = partial(os.system, 'touch {path}')\n"
     )
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program/__init__.py").touch()
+    (tmp_path / "program/__main__.py").write_text(f"open({str(path)!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "reexports", raising=False)
     yield path
@@ -94,6 +98,14 @@ def test_a_path_is_refused(mark, key, path):
     assert "expected" in str(caught.value)
 
 
+def test_an_optimizer_of_the_job_makes_no_other(mark):
+    own = {"of": "subprocess.Popen", "keys": {"args": ["touch", str(mark)]}}
+    job = job_of("optimizer", "subprocess.Popen", mark)
+    job["local"]["optimizer"] |= {"of": "hpcfl.optim.own.Own", "keys": own}
+    with pytest.raises(JobError, match=r"found 'subprocess\.Popen', of Python's own library"):
+        package.check(job, load=True)
+
+
 COMMANDS = {
     "cite": ["cite", "JOB"],
     "check": ["check", "JOB", "--data"],
@@ -109,33 +121,40 @@ COMMANDS = {
 
 
 @pytest.fixture
-def paths(tmp_path, mark, hpcfl):
-    """A job, a sweep of it, and a run and a record into which a stranger has put it."""
+def forged(tmp_path, mark, hpcfl):
+    """Write a job, a sweep of it, and put it into a run and a record, as a stranger may have."""
     clean, bad = tmp_path / "clean.yaml", tmp_path / "job.yaml"
     clean.write_text(yaml.safe_dump(JOB))
-    bad.write_text(yaml.safe_dump(job_of("loss", "subprocess.Popen", mark)))
     (tmp_path / "sweep.yaml").write_text("job: job.yaml\ngrid: {seed: [0, 1]}\n")
     run, record = tmp_path / "run", tmp_path / "record"
     assert hpcfl("run", clean, "--out", run).code == 0
     assert hpcfl("export", run, "--record", record).code == 0
-    for folder in (run, record):
-        job = yaml.safe_load((folder / "job.yaml").read_text())
-        job["loss"] = yaml.safe_load(bad.read_text())["loss"]
-        (folder / "job.yaml").write_bytes(add_checksum(yaml.safe_dump(job).encode()))
-    return {
-        "JOB": bad,
-        "SWEEP": tmp_path / "sweep.yaml",
-        "RUN": run,
-        "RECORD": record,
-        "OUT": tmp_path / "out",
-    }
+    resolved = yaml.safe_load((run / "job.yaml").read_text())
+
+    def forge(key):
+        job = job_of(key, "subprocess.Popen", mark)
+        bad.write_text(yaml.safe_dump(job))
+        changed = KEYS[key]("", {}).keys()
+        content = yaml.safe_dump(resolved | {section: job[section] for section in changed})
+        for folder in (run, record):
+            (folder / "job.yaml").write_bytes(add_checksum(content.encode()))
+        return {
+            "JOB": bad,
+            "SWEEP": tmp_path / "sweep.yaml",
+            "RUN": run,
+            "RECORD": record,
+            "OUT": tmp_path / "out",
+        }
+
+    return forge
 
 
 @pytest.mark.usefixtures("own_process")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_refuses_it(paths, refused, command):
-    said = refused(*[paths.get(word, word) for word in COMMANDS[command]])
-    assert "subprocess.Popen" in said or "digests" in said
+def test_a_command_refuses_it(forged, refused, command):
+    for key in KEYS:
+        paths = forged(key)
+        assert "subprocess.Popen" in refused(*[paths.get(word, word) for word in COMMANDS[command]])
 
 
 def test_every_key_of_a_dotted_path_is_known():
@@ -197,27 +216,39 @@ class TestPackages:
 
     @pytest.fixture
     def install(self, tmp_path, monkeypatch):
-        def make(name, *, requires="", folder="site-packages"):
+        def make(name, *, requires="", points="", folder="site-packages", checkout=False):
             place = tmp_path / folder
-            (place / f"{name}-1.dist-info").mkdir(parents=True)
+            info = place / f"{name}{'.egg-info' if checkout else '-1.dist-info'}"
+            info.mkdir(parents=True)
             (place / f"{name}.py").write_text("def loss(outputs, labels):\n    return outputs\n")
-            (place / f"{name}-1.dist-info/METADATA").write_text(
+            (info / ("PKG-INFO" if checkout else "METADATA")).write_text(
                 f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
                 + (f"Requires-Dist: {requires}\n" if requires else "")
             )
-            (place / f"{name}-1.dist-info/RECORD").write_text(f"{name}.py,,\n")
+            (info / ("SOURCES.txt" if checkout else "RECORD")).write_text(
+                f"{name}.py" + ("\n" if checkout else ",,\n")
+            )
+            if points:
+                (info / "entry_points.txt").write_text(points)
             monkeypatch.syspath_prepend(place)
 
         return make
 
-    def test_a_strangers_is_refused(self, install):
-        install("zoo_of_losses")
-        with pytest.raises(JobError, match="of the installed package zoo_of_losses; expected"):
-            load({**JOB, "loss": "zoo_of_losses.loss"})
-        assert "zoo_of_losses" not in sys.modules
+    @pytest.mark.parametrize("folder", ["site-packages", "target"])  # of pip install --target
+    def test_a_strangers_is_refused(self, install, folder):
+        install(name := f"losses_in_{folder.replace('-', '_')}", folder=folder)
+        with pytest.raises(JobError, match=f"of the installed package {name}; expected"):
+            load({**JOB, "loss": f"{name}.loss"})
+        assert name not in sys.modules
 
     @pytest.mark.parametrize(
-        "how", [{"requires": "hpcfl>=0.2"}, {"requires": "hpcfl"}, {"folder": "src"}]
+        "how",
+        [
+            {"requires": "hpcfl>=0.2"},
+            {"requires": "hpcfl"},
+            {"points": "[hpcfl.algorithm]\nown = own_losses:Own\n"},
+            {"folder": "src", "checkout": True},
+        ],
     )
     def test_ones_own_is_taken(self, install, how):
         install(name := f"own_losses_{len(str(how))}", **how)
@@ -239,7 +270,7 @@ def test_a_class_has_the_base_and_comes_from_where_the_key_says():
         type("Other", (Exception,), {"__module__": "numpy.linalg"}),
         own(),
     ):
-        with pytest.raises(ValueError, match="expected an error"):
+        with pytest.raises(JobError, match="expected an error"):
             accepts.require("a", found)
 
 
@@ -249,7 +280,7 @@ def test_what_is_called_is_ones_own():
     for found in (called, called(), test_what_is_called_is_ones_own):
         accepts.require("a", found)
     for found in (print, partial(print), type("Plain", (), {"__module__": "__main__"}), 3):
-        with pytest.raises(ValueError, match="expected a function"):
+        with pytest.raises(JobError, match="expected a function"):
             accepts.require("a", found)
 
 
@@ -257,5 +288,5 @@ def test_what_a_run_keeps_is_of_the_kind_that_the_key_takes():
     accepts = Accepts(expected="an error", base=Exception)
     accepts.require_kind("a", OSError)
     for found in (dict, OSError(), print):
-        with pytest.raises(ValueError, match="expected an error"):
+        with pytest.raises(JobError, match="expected an error"):
             accepts.require_kind("a", found)
