@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -20,9 +21,10 @@ from hpcfl.errors import (
 )
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import DottedPath
-from hpcfl.user_code.accepts import Accepts, NotAcceptedError
+from hpcfl.user_code.accepts import Accepts, NotAcceptedError, is_own
 from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
 
+_PLAIN = re.compile(r"(\w[\w.-]*)?")  # "ResNet18_Weights.DEFAULT"; no path, no address
 GIVEN = ("input_shape", "outputs")  # the arguments that follow from the data
 
 
@@ -34,16 +36,15 @@ def _is_listed(found: Any) -> bool:
         return name in models.list_models() and models.get_model_builder(name) is found
     if f"{module}.".startswith("timm.models."):
         models = import_module("timm.models")
-        known = models.is_model(name) and models.model_entrypoint(name) is found
-        return known or found is models.create_model
+        return bool(models.is_model(name) and models.model_entrypoint(name) is found)
     return False
 
 
 MAKER = Accepts(
     expected="a class of torch modules or a function that makes one, your own or of "
-    "torchvision.models or timm, or a class of torch.nn, transformers or peft",
+    "torchvision.models or timm.models, or a class of torch.nn, transformers or peft",
     base=nn.Module,
-    packages=("torch.nn", "torchvision.models", "timm", "transformers", "peft"),
+    packages=("torch.nn", "torchvision.models", "timm.models", "transformers", "peft"),
     functions=True,
     listed=_is_listed,
 )
@@ -110,7 +111,7 @@ class Module(ModelConfig):
                 f"model.of: found {self.of!r}, expected package.module.NAME of a class or function"
             )
         try:
-            return find_object(self.of, MAKER)
+            found = find_object(self.of, MAKER)
         except NotAcceptedError as e:
             raise JobError(f"model.of: {e}") from e
         except HpcflError:
@@ -121,6 +122,9 @@ class Module(ModelConfig):
             raise JobError(
                 f"model.of: {self.of!r} cannot be imported{described(e)}{advice}{trace}"
             ) from e
+        if not is_in_file(self.of):
+            _require_plain(self.of, found, self.arguments)
+        return found
 
 
 def refuse_scripted(where: str, model: nn.Module) -> None:
@@ -134,6 +138,36 @@ def refuse_scripted(where: str, model: nn.Module) -> None:
             f"{where}: found a module of torch.jit.script or trace, expected a torch.nn.Module; "
             "give the module as it was before (one of its layers may be scripted)"
         )
+
+
+def _require_plain(name: str, found: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments by which a function of a package may load or write a file.
+
+    timm's, for example, take an address to load weights from, and a folder to save them in.
+
+    Args:
+        name: the dotted path.
+        found: what it names; the user's own takes any arguments.
+        arguments: by name.
+
+    Raises:
+        JobError: one is no number, truth value or plain name, and no list of these.
+    """
+    for key, value in arguments.items():
+        if not (_is_plain(value) or is_own(found)):
+            raise JobError(
+                f"model.arguments.{key}: found {value!r:.80}, expected a number, a truth value, a "
+                f"name or a list of these, as {name} is not your own; a function of your own may "
+                "call it with anything"
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return _PLAIN.fullmatch(value) is not None
+    return value is None or isinstance(value, int | float)
 
 
 def _draw(layer: nn.Module) -> None:

@@ -8,6 +8,8 @@ from hpcfl import check as check_job
 from hpcfl import load_model
 from hpcfl import run as run_job
 from hpcfl.errors import JobError
+from hpcfl.models.module import Module
+from tests import vision
 
 NET = """\
 from torch import nn
@@ -110,3 +112,38 @@ def test_arguments_of_a_class_that_is_passed(job, tmp_path, own_process):
         run_job(job, model=own_net.Net, out=tmp_path / "other")
     with pytest.raises(JobError, match=r"model\.arguments: the model is a module that was"):
         run_job(job, keys, model=torch.nn.Linear(3, 4), out=tmp_path / "other")
+
+
+@pytest.mark.parametrize("value", ["/etc/passwd", "https://a.b/c", "..", {"a": 1}, [2, ["a/b"]]])
+def test_a_class_of_a_package_takes_no_path_and_no_address(refused, job, value):
+    line = refused("check", job, section("torch.nn.Linear", in_features=value))
+    assert "model.arguments.in_features: found " in line
+    assert "torch.nn.Linear is not your own" in line
+
+
+def test_a_class_of_a_package_takes_numbers_and_names():
+    given = {"d_model": 4, "nhead": 2, "dropout": 0.0, "activation": "gelu", "bias": True}
+    Module(of="torch.nn.TransformerEncoderLayer", arguments=given).require_code()
+
+
+@pytest.mark.parametrize("of", ["timm.create_model", "timm.models.resnet18", "zoo.resnet18"])
+def test_no_function_of_timm_loads_from_an_address_or_saves_to_a_folder(
+    tmp_path, monkeypatch, refused, job, of
+):
+    """It would save what is at any address under its name in any folder, as on Python's path."""
+    vision.torchvision()  # which timm imports
+    pytest.importorskip("timm")
+    (tmp_path / "zoo.py").write_text("from timm.models import resnet18\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    source, folder = tmp_path / "startup.py", tmp_path / "saved"
+    source.touch()
+    arguments = {
+        "pretrained": True,
+        "pretrained_cfg": {"url": source.as_uri(), "hf_hub_id": ""},
+        "cache_dir": str(folder),
+    }
+    if of == "timm.create_model":
+        arguments["model_name"] = "resnet18"
+    line = refused("check", "--data", job, section(of, **arguments))
+    assert "is not your own" in line or "of the installed package timm" in line
+    assert not folder.exists()
