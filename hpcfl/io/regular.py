@@ -150,14 +150,24 @@ def open_append(path: Path) -> FileIO:
     return FileIO(fd, "ab")
 
 
-def read(path: Path, *, follow: bool = True) -> bytes:
+def read(path: Path, *, follow: bool = True, own: bool = False) -> bytes:
     """Read a whole regular file.
 
+    Args:
+        path: of the file.
+        follow: whether a symbolic link may lead to it.
+        own: whether it must belong to this user or root.  To root, who in a container is this user,
+            a file may belong to anybody.
+
     Raises:
-        OSError: see ``open_fd``; or it is larger than the free memory, as a sparse file may be.
+        OSError: see ``open_fd``; or it is larger than the free memory, as a sparse file may be; or
+            it is another user's (EPERM).
     """
     with open_binary(path, follow=follow) as file:
-        refuse_larger_than_memory(path, os.fstat(file.fileno()).st_size)
+        found = os.fstat(file.fileno())
+        if own and os.geteuid() != 0 and found.st_uid not in (0, os.geteuid()):
+            raise OSError(EPERM, f"it is of user {found.st_uid}", str(path))
+        refuse_larger_than_memory(path, found.st_size)
         return file.read()
 
 

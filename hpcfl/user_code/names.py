@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
+from errno import EPERM
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -100,16 +101,19 @@ def read_kept(path: Path) -> bytes:
     """The content of a kept file that will be executed.
 
     Raises:
-        StoreError: it is missing, was changed, or is no file that a run keeps.
+        StoreError: it is missing, was changed, is another user's, or is no file that a run keeps.
     """
     try:
         require_kept(str(path))
     except ValueError as e:
         raise StoreError(f"{path}: {e}") from e
     try:
-        content = read(path)
+        content = read(path, own=True)
     except OSError as e:
-        message = f"{path}: cannot be read: {e.strerror or e}; put it back, the run needs it"
+        cure = "put it back, the run needs it"
+        if e.errno == EPERM:
+            cure = "it would be executed: copy the run's directory (cp -r) if you trust that user"
+        message = f"{path}: cannot be read: {e.strerror or e}; {cure}"
         raise file_error(e, message, StoreError) from e
     if digest_of(content) != path.stem.rpartition("-")[2]:
         raise StoreError(f"{path}: was changed: its digest is not that in its name; put it back")

@@ -215,3 +215,18 @@ def test_a_kept_file_that_was_changed_is_not_executed(tmp_path, hpcfl, monkeypat
     with pytest.raises(StoreError, match="was changed"):
         api.load_model(run)
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_kept_file_of_another_user_is_not_executed(tmp_path, refused, hpcfl, monkeypatch):
+    """A job may name one that lies in that user's own folder."""
+    run = tmp_path / "run"
+    api.run(JOB, model=Scaled(1.0), data=data(), out=run)
+    (file,) = (run / "kept").glob("*.pkl")
+    if os.getuid() == 0:
+        os.chown(file, 54321, -1)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    line = refused("run", run / "job.yaml", "--out", tmp_path / "new")
+    owner = file.stat().st_uid
+    assert f"{file.name}: cannot be read: it is of user {owner}; it would be executed: copy" in line
+    monkeypatch.setattr("os.geteuid", lambda: owner)
+    assert hpcfl("run", run / "job.yaml", "--out", tmp_path / "new").code == 0
