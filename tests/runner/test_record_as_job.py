@@ -145,6 +145,17 @@ def test_digests_tell_what_is_another(job, tmp_path, hpcfl):
     assert differing == {"rate": {"final_model"}, "split": {"split", "final_model"}}
 
 
+def test_only_what_takes_it_as_a_job_executes_its_code(record, tmp_path, hpcfl):
+    mark = tmp_path / "executed"
+    for path in (record / "code").rglob("*.py"):
+        path.write_text(f"{path.read_text()}\nopen({str(mark)!r}, 'w').close()\n")
+    for command in ("report", "cite", "status"):
+        assert hpcfl(command, record).code == 0
+        assert not mark.exists(), command
+    assert hpcfl("check", record).code == 0
+    assert mark.exists()
+
+
 def test_paths_that_it_has_not_are_asked_for(record, tmp_path, refused, monkeypatch):
     empty = tmp_path / "empty"
     empty.mkdir()
