@@ -66,7 +66,7 @@ class _ProcessGroup:
             try:
                 in_time(limit_s + LAST_S, init)  # torch waits for a stopped store without limit
             except (RuntimeError, TimeoutError) as error:  # DistError is a subclass of the former
-                raise self._not_met(error) from error
+                raise self._not_met(error, prints=True) from error  # rank 0 may be the lost one
 
     def _device(self) -> torch.device:
         return torch.device("cpu")
@@ -215,10 +215,11 @@ class _ProcessGroup:
     def _word(self) -> LastWord:
         return LastWord(*json.loads(self._texts.get(ABORTED)))
 
-    def _not_met(self, error: Exception) -> RankError:
+    def _not_met(self, error: Exception, *, prints: bool = False) -> RankError:
         return RankError(
             f"rank {self.rank} of {self.size}: {self.backend}: the ranks do not meet "
-            f"({_cause(error)}); another rank has ended or hangs (comm.timeout_s)"
+            f"({_cause(error)}); another rank has ended or hangs (comm.timeout_s)",
+            prints=prints,
         )
 
     def _run(self, collective: Callable[[], object]) -> None:
