@@ -14,13 +14,13 @@ HERE = Path(__file__).parent
 MODEL = """\
 from torch import nn
 
-NAMES = {"age", "blood", "heart", "image", "liver", "sugar", "voice", "weight"}
+NAMES = ["age", "blood", "heart", "image", "liver", "sugar", "voice", "weight"]
 
 
 class Net(nn.Module):
     def __init__(self, outputs, ordered):
         super().__init__()
-        for name in sorted(NAMES) if ordered else NAMES:
+        for name in sorted(NAMES) if ordered else set(NAMES):
             setattr(self, name, nn.Linear(8, outputs))
 
     def forward(self, x):
