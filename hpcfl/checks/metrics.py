@@ -142,6 +142,11 @@ def _check_stop(components: Components, stop: Stop) -> None:
             f"stop.better: missing; hpcfl does not know whether a high or a low {stop.metric} is "
             "good: say higher or lower"
         )
+    if score_named(stop.metric).percent and stop.target is not None and stop.target > 1:
+        raise JobError(
+            f"stop.target: found {stop.target:g}, but {stop.metric} is a fraction of 0 to 1; say "
+            f"{stop.target / 100:g} for {stop.target:g} %"
+        )
 
 
 def check_tests(trial: Trial) -> None:

@@ -307,8 +307,8 @@ def begin(
     """
     found, most = read_submission(words, environ), _most(environ)
     file = Path(f"{found.out}.{name}.starts")
-    before = Start.read(file)
-    before = None if first else before
+    known = Start.read(file)  # also of a first start, as it refuses another file there
+    before = None if first else known
     command, reached, history = found.words, {str(run): _newest(run) for run in found.runs}, -1
     if found.later is not None:
         history = _starts_in_history(found.out)

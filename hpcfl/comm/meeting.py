@@ -148,7 +148,7 @@ class _Meeting:
         When it returns on rank 0, all ranks have read the secret.
 
         Raises:
-            RankError: a rank has come, but does not go on, or another process has set its backend.
+            RankError: a rank has come, but stops there, or another process has set its backend.
         """
         rank = self._launch.rank
         texts.set(self._backends[rank], backend.encode())
@@ -166,7 +166,7 @@ class _Meeting:
         """Wait for keys of the other ranks.
 
         Raises:
-            RankError: a rank does not come, or does not go on.
+            RankError: a rank does not come, or does not continue.
         """
         while not self._store.check(keys):
             if time.monotonic() > self._deadline:

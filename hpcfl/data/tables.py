@@ -117,7 +117,7 @@ def is_parquet(path: Path) -> bool:
         return True
     try:
         return _start(path).startswith(b"PAR1")
-    except OSError:  # whoever reads it says why
+    except OSError:  # the code that reads it says why
         return False
 
 

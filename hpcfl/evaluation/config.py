@@ -99,13 +99,3 @@ class Stop(Section):
         known = SCORES[self.metric].better if self.metric in SCORES else None
         if known is not None and self.better not in (None, known):
             raise ValueError(f"better: found {self.better}, but {self.metric} is better {known}")
-        if (
-            self.target
-            and self.target > 1
-            and self.metric in SCORES
-            and SCORES[self.metric].percent
-        ):
-            raise ValueError(
-                f"target: found {self.target:g}, but {self.metric} is a fraction of 0 to 1; say "
-                f"{self.target / 100:g} for {self.target:g} %"
-            )

@@ -597,10 +597,7 @@ def _with_scores(components: Components) -> Components:
         loaded = loaded.changed("evaluate", personal=asked)
     if loaded.job.stop is not None and loaded.job.stop.metric is None:
         found = next(iter(replace(components, loaded=loaded).scores), None)
-        try:
-            loaded = loaded.changed("stop", metric=found)
-        except ValueError as e:  # a target of an accuracy in percent
-            raise JobError(f"stop.{e}") from e
+        loaded = loaded.changed("stop", metric=found)
     return replace(components, loaded=loaded)
 
 
