@@ -27,9 +27,10 @@ def exact_sums(
         device: where ``comm`` sums tensors.
     """
     rows = torch.tensor([_limbs(list(column)) for column in terms], dtype=torch.int64)
-    sums = rows.to(device) if comm.size > 1 else rows
-    comm.allreduce_sum(sums)
-    return [_value(row) for row in sums.tolist()]
+    if comm.size > 1:  # one rank need not wait for its GPU, and NCCL sums nothing of the CPU
+        rows = rows.to(device)
+        comm.allreduce_sum(rows)
+    return [_value(row) for row in rows.tolist()]
 
 
 def _limbs(terms: list[float]) -> list[int]:
