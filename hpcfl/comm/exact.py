@@ -86,8 +86,8 @@ def _accumulate(
         for k in range(0, clients, rows):
             own = column[k : k + rows]
             block = scratch[: len(own) * len(whole)].view(len(own), len(whole))
-            for row, tensor in zip(block.unbind(), own, strict=True):
-                row.copy_(tensor[begin : begin + width])
+            parts = [tensor[begin : begin + width] for tensor in own]
+            torch._foreach_copy_(block.unbind(), parts)  # a few kernels on a GPU for all clients
             part = whole if k == 0 else torch.empty_like(whole)
             _sum_rounded(block, None if scales is None else scales[k : k + rows], unit, part)
             if k:
