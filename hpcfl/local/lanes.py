@@ -25,7 +25,7 @@ from hpcfl.local.block import Carry, PaddedGradient, with_received
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.cuda_graph import capture
 from hpcfl.local.error_context import client_errors
-from hpcfl.local.layers import PAD_MULTIPLE, PaddedLayers
+from hpcfl.local.layers import PAD_MULTIPLE, LaneLayers, PaddedLayers
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import ClientResult, ClientTask, default_generators, local_step, unchanged
@@ -41,7 +41,7 @@ class LaneGradients(BlockGradients):
     """
 
     def _layers(self) -> PaddedLayers:
-        return PaddedLayers()
+        return LaneLayers()
 
     def _mapped(self, one: Callable[..., Any]) -> Callable[..., Any]:
         def mapped(views: Sequence[Tensor], *batch: Tensor) -> Any:

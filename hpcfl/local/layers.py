@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from hpcfl.local.triton_kernels.blocks import MOST_HIDDEN, MOST_NORMED
-from hpcfl.models.fused import norm_relu
+from hpcfl.models.fused import norm_relu, pooled_relu
 from hpcfl.models.losses import widen
 
 Convolutions = Literal["grouped", "products", "triton"]
@@ -109,6 +109,24 @@ class PaddedLayers(TorchFunctionMode):
         return output
 
 
+class LaneLayers(PaddedLayers):
+    """The same, for one client on a GPU, whose convolutions are computed channels last.
+
+    GroupNorm leaves images channels first.  cuDNN then takes kernels for the next convolution that
+    use no tensor cores (ResNet-20: a round of 107 instead of 130 ms).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._replacements[torch.conv2d] = _channels_last_conv2d
+
+
+def _channels_last_conv2d(input: Tensor, weight: Tensor, *settings: Any, **more: Any) -> Tensor:
+    last = torch.channels_last
+    images, kernels = (tensor.contiguous(memory_format=last) for tensor in (input, weight))
+    return torch.conv2d(images, kernels, *settings, **more)
+
+
 class VmapLayers(PaddedLayers):
     """The same, entered inside ``vmap``, and other functions of layers for many clients at once.
 
@@ -127,8 +145,10 @@ class VmapLayers(PaddedLayers):
         if convolutions != "grouped":
             self._replacements[torch.conv2d] = partial(_conv2d, triton=triton)
         if triton:
+            self._replacements[functional.batch_norm] = self._batch_norm_channels_first
             self._replacements[functional.group_norm] = _group_norm
             self._replacements[norm_relu] = _norm_relu
+            self._replacements[pooled_relu] = _pooled_relu
         if pad:
             self._replacements[functional.linear] = _linear
             self._replacements[functional.scaled_dot_product_attention] = _attention
@@ -141,6 +161,10 @@ class VmapLayers(PaddedLayers):
 
     def _call(self, function: Callable[..., Any], *values: Any) -> Any:
         return stacked(function, *values)
+
+    def _batch_norm_channels_first(self, input: Tensor, *values: Any, **more: Any) -> Tensor:
+        """CUDA asks for the order of images in memory, which inside vmap only one of has."""
+        return self._batch_norm(stacked(_contiguous, input), *values, **more)
 
 
 class VmapReductions(TorchFunctionMode):
@@ -500,6 +524,14 @@ def _norm_relu(norm: nn.GroupNorm, images: Tensor, residual: Tensor | None = Non
     return _group_norm(
         images, norm.num_groups, norm.weight, norm.bias, norm.eps, residual, relu=True
     )
+
+
+def _pooled_relu(images: Tensor) -> Tensor:
+    """relu(max_pool2d(images, 2)), as one kernel."""
+    from hpcfl.local.triton_kernels.pool import pooled_relu
+
+    output: Tensor = stacked(pooled_relu, images)
+    return output
 
 
 def _pair(value: Any) -> tuple[int, int]:

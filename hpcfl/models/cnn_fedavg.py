@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import relu
 
 from hpcfl.models.base import ModelConfig, require_images
 from hpcfl.models.flatten import flat
+from hpcfl.models.fused import pooled_relu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,6 @@ class Cnn(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, n] of images [B, C, H, W]."""
-        z = relu(max_pool2d(self.conv1(images), 2))
-        z = relu(max_pool2d(self.conv2(z), 2))
+        z = pooled_relu(self.conv1(images))
+        z = pooled_relu(self.conv2(z))
         return self.fc2(relu(self.fc1(flat(z))))  # type: ignore[no-any-return]

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import relu
 
 from hpcfl.models.base import ModelConfig, require_images
 from hpcfl.models.flatten import flat
+from hpcfl.models.fused import pooled_relu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,6 @@ class Cnn(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, n] of images [B, C, H, W]."""
-        z = relu(max_pool2d(self.conv2(relu(self.conv1(images))), 2))
+        z = pooled_relu(self.conv2(relu(self.conv1(images))))
         z = self.dropout1(flat(z))
         return self.fc2(self.dropout2(relu(self.fc1(z))))  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Layers that are called together, so that ``executor: triton`` can compute them by one kernel."""
 
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import max_pool2d, relu
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 
@@ -21,3 +21,17 @@ def norm_relu(norm: nn.Module, images: Tensor, residual: Tensor | None = None) -
         return found
     normed = norm(images)
     return relu(normed if residual is None else normed + residual)
+
+
+def pooled_relu(images: Tensor) -> Tensor:
+    """relu(max_pool2d(images, 2)).
+
+    A ``TorchFunctionMode`` sees this function in place of both.
+
+    Args:
+        images: [B, C, H, W].
+    """
+    if has_torch_function_unary(images):
+        found: Tensor = handle_torch_function(pooled_relu, (images,), images)
+        return found
+    return relu(max_pool2d(images, 2))

@@ -58,6 +58,22 @@ def test_convolution(name, device):
     )
 
 
+@pytest.mark.parametrize("shape", [(2, 2, 5, 8, 8), (1, 3, 2, 5, 7), (2, 1, 1, 2, 3)])
+def test_pooled_relu(shape, device):
+    from hpcfl.local.triton_kernels.pool import pooled_relu
+
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    images[images > 1] = 1.0  # several largest ones: the first has the gradient
+    check(
+        lambda x: [pooled_relu(x)],
+        lambda x: [functional.relu(functional.max_pool2d(x, 2))],
+        [images],
+        device,
+        rtol=0,
+        atol=0,
+    )
+
+
 @pytest.mark.parametrize("last", [True, False])
 def test_images_in_any_order_of_memory(last, device):
     from hpcfl.local.triton_kernels.conv import convolution
@@ -149,6 +165,12 @@ def recurrence_of(gates, h, c, w):
     return recurrence(gates, h, c, w)
 
 
+def pool_of(x):
+    from hpcfl.local.triton_kernels.pool import pooled_relu
+
+    return [pooled_relu(x)]
+
+
 KINDS = pytest.mark.parametrize(  # the shapes of one client's tensors
     ("function", "shapes"),
     [
@@ -156,6 +178,7 @@ KINDS = pytest.mark.parametrize(  # the shapes of one client's tensors
         (conv_of, [(2, 5, 4, 4), (7, 5, 1, 1), (7,)]),
         (norm_of, [(3, 5, 4, 4), (5,), (5,), (3, 5, 4, 4)]),
         (recurrence_of, [(3, 2, 20), (2, 5), (2, 5), (20, 5)]),
+        (pool_of, [(2, 5, 4, 6)]),
     ],
 )
 
@@ -193,10 +216,10 @@ def test_kernels_are_given_aligned_tensors(function, shapes, device, monkeypatch
     """In every slot and in a CUDA graph: else Triton would compile others, with other sums."""
     from triton.runtime.jit import KernelInterface
 
-    from hpcfl.local.triton_kernels import conv, group_norm, lstm
+    from hpcfl.local.triton_kernels import conv, group_norm, lstm, pool
 
     addresses = []
-    for module in (conv, group_norm, lstm):
+    for module in (conv, group_norm, lstm, pool):
         for name, kernel in [*vars(module).items()]:
             if isinstance(kernel, KernelInterface) and not name.startswith("_"):
                 monkeypatch.setattr(module, name, Noted(kernel, addresses))

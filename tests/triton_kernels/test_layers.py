@@ -37,7 +37,7 @@ def gradients_of(model, shape, convolutions, device, **settings):
     """Losses [K] and gradients [K, P] of two clients, the second with padding in its batch."""
     torch.manual_seed(0)
     replace_dropout(model)
-    x = parameters(model)
+    x = parameters(model.cpu())  # where the points are drawn, also of a model that was on a GPU
     points = torch.stack([x + 0.02 * torch.randn_like(x) for _ in range(CLIENTS)])
     first = (CLIENTS, EXAMPLES)
     inputs = torch.randn(*first, *shape) if len(shape) > 1 else torch.randint(0, 30, (*first, 4))
@@ -157,7 +157,8 @@ def test_other_layers_between_kernels_are_those_of_blocks(device, tf32):
 
 def require_close(found, expected, device):
     """Compare losses and gradients up to rounding."""
-    rounding = 1e-6 if device == "cpu" else 1e-2  # tf32 there
+    # tf32 there, in which the largest of some pixels may be another.
+    rounding = 1e-6 if device == "cpu" else 3e-2
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() <= rounding * other.abs().max()
 
