@@ -6,6 +6,7 @@ on any number of ranks.  The figures behind the rule are those of docs/benchmark
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from time import perf_counter
 
 import torch
@@ -15,6 +16,7 @@ from hpcfl.errors import ClientError, JobError
 from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import Executor
 from hpcfl.local.step import ClientResult, ClientTask
+from hpcfl.local.triton_kernels.blocks import MOST_HIDDEN
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
 from hpcfl.setup.components import Components
@@ -42,34 +44,41 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
             kept = with_executor(components, job.executor, size or job.block_size)
             return kept, _line(job.executor)
         return with_executor(components, "sequential", None), _line(job.executor)
-    executor, why = rule(components)
-    if executor == "block":
-        blocks = with_executor(components, "block", size)
+    names, why = rule(components)
+    for name in names:
+        many = with_executor(components, name, size)
         try:
-            check_executor(blocks)
+            check_executor(many)
         except JobError as e:
             if _out_of_memory(e):  # else the choice would depend on what else uses the GPU
                 raise
             why = str(e)
         else:
-            return blocks, _line("block", why)
+            return many, _line(name, why)
     return with_executor(components, "sequential", None), _line("sequential", why)
 
 
-def rule(components: Components) -> tuple[ExecutorName, str]:
-    """The executor that is faster with this device and model, and the reason."""
+def rule(components: Components) -> tuple[Sequence[ExecutorName], str]:
+    """The executors for many clients at once, the fastest first, and the reason.
+
+    None of them where one client at a time is faster, or where none can train the model.
+    """
     layers = [layer for layer in components.model.modules() if [*layer.parameters(recurse=False)]]
-    if any(isinstance(layer, nn.RNNBase) for layer in layers):
-        return "sequential", "the model has recurrent layers"
+    recurrent = [layer for layer in layers if isinstance(layer, nn.RNNBase)]
     if components.device.type == "cuda":
-        return "block", "the device is a GPU"
+        tf32 = components.job.precision == "tf32"
+        kernels = all(tf32 and layer.hidden_size <= MOST_HIDDEN for layer in recurrent)
+        there = find_spec("triton") is not None
+        return ("triton", "lanes") if kernels and there else ("lanes",), "the device is a GPU"
+    if recurrent:
+        return (), "on a CPU, with recurrent layers"
     if not all(isinstance(layer, nn.Linear) for layer in layers):
-        return "sequential", "on a CPU, with layers that are not dense"
+        return (), "on a CPU, with layers that are not dense"
     if components.x0.numel() > MOST_PARAMETERS:
-        return "sequential", f"on a CPU, with more than {MOST_PARAMETERS} parameters"
+        return (), f"on a CPU, with more than {MOST_PARAMETERS} parameters"
     if components.concurrent_clients < LEAST_CLIENTS:
-        return "sequential", f"on a CPU, with fewer than {LEAST_CLIENTS} clients at once"
-    return "block", "on a CPU, with a small model of dense layers"
+        return (), f"on a CPU, with fewer than {LEAST_CLIENTS} clients at once"
+    return ("block",), "on a CPU, with a small model of dense layers"
 
 
 def _line(executor: ExecutorName, why: str = "as this run has begun") -> str:

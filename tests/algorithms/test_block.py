@@ -17,7 +17,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.run_dir.layout import RunDir
-from hpcfl.setup.choose_executor import rule
+from hpcfl.setup import choose_executor
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
@@ -142,30 +142,42 @@ def test_auto_follows_a_rule_and_writes_it_into_the_job(tmp_path):
     assert torch.equal(again.x, run.x)
 
 
+CONVOLUTION = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10))
+
+
 @pytest.mark.parametrize(
-    ("device", "model", "cohort", "executor"),
+    ("device", "precision", "model", "cohort", "executors"),
     [
-        ("cpu", nn.Linear(10, 10), 8, "block"),
-        ("cpu", nn.Linear(10, 10), 7, "sequential"),
+        ("cpu", "float32", nn.Linear(10, 10), 8, ("block",)),
+        ("cpu", "float32", nn.Linear(10, 10), 7, ()),
         (
             "cpu",
+            "float32",
             nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300)),
             32,
-            "sequential",
+            (),
         ),
-        ("cpu", nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10)), 32, "sequential"),
-        ("cuda", nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10)), 1, "block"),
-        ("cuda", nn.LSTM(4, 4), 32, "sequential"),
+        ("cpu", "float32", CONVOLUTION, 32, ()),
+        ("cpu", "float32", nn.LSTM(4, 4), 32, ()),
+        ("cuda", "float32", CONVOLUTION, 1, ("triton", "lanes")),
+        ("cuda", "bf16", nn.LSTM(4, 4), 32, ("lanes",)),
+        ("cuda", "tf32", nn.LSTM(4, 4), 32, ("triton", "lanes")),
+        ("cuda", "tf32", nn.LSTM(4, 129), 32, ("lanes",)),
     ],
 )
-def test_the_rule_needs_no_clock(device, model, cohort, executor):
+def test_the_rule_needs_no_clock(monkeypatch, device, precision, model, cohort, executors):
     found = SimpleNamespace(
         device=torch.device(device),
+        job=SimpleNamespace(precision=precision),
         model=model,
         x0=parameters_to_vector(model.parameters()),
         concurrent_clients=cohort,
     )
-    assert rule(found)[0] == executor
+    monkeypatch.setattr(choose_executor, "find_spec", lambda _: "found")
+    assert choose_executor.rule(found)[0] == executors
+    if device == "cuda":
+        monkeypatch.setattr(choose_executor, "find_spec", lambda _: None)
+        assert choose_executor.rule(found)[0] == ("lanes",)
 
 
 class InPlace(FedAvg):

@@ -111,8 +111,8 @@ def test_free_keys_may_be_changed_before_the_first_checkpoint(go, whole, tmp_pat
 def test_a_run_keeps_the_executor_it_began_with(go, job, tmp_path, monkeypatch, refused, begun):
     """On a device of another kind the rule gives another one."""
     run, words = tmp_path / "run", ("executor=auto", "cohort.size=3")
-    for executor in ("block", "sequential"):
-        monkeypatch.setattr(choose_executor, "rule", lambda _, found=executor: (found, "a reason"))
+    for executors in (("block",), ()):
+        monkeypatch.setattr(choose_executor, "rule", lambda _, found=executors: (found, "a reason"))
         done = go(*words)
         assert done.code == 0, done.err
         assert yaml.safe_load((run / "job.yaml").read_text())["executor"] == "block"
@@ -225,7 +225,7 @@ def test_cohorts_that_are_all_empty_are_refused(job, tmp_path, refused):
 
 def test_auto_may_have_a_block_size_that_its_choice_does_not_need(go, tmp_path, monkeypatch):
     """The same command goes on."""
-    monkeypatch.setattr(choose_executor, "rule", lambda _: ("sequential", "a reason"))
+    monkeypatch.setattr(choose_executor, "rule", lambda _: ((), "a reason"))
     words = ("executor=auto", "block_size=2")
     assert go(*words).code == 0
     unfinish(tmp_path / "run")
