@@ -53,9 +53,9 @@ def _differences(infos: Sequence[RankInfo]) -> Iterator[str]:
 
 
 def _shared_gpus(infos: Sequence[RankInfo]) -> Iterator[str]:
-    users: dict[str, RankInfo] = {}
+    users: dict[tuple[str, str], RankInfo] = {}  # NCCL, too, compares the GPU and the host's name
     for info in infos:
-        other = users.setdefault(info.gpu, info)
+        other = users.setdefault((info.gpu, info.nccl_host), info)
         if other is not info:
             yield (
                 f"comm.backend: {other} and {info} are both on GPU {info.gpu}, and nccl needs one "

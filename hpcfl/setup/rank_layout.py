@@ -44,6 +44,8 @@ class RankInfo(BaseModel):
     """"cpu", or "cuda:" and the number by which the rank knows its GPU."""
     gpu: str = ""
     """The GPU's identifier, equal on all ranks that use it."""
+    nccl_host: str = ""
+    """The name of its host that NCCL is told in place of the real one: NCCL_HOSTID."""
     threads: int
     cores: list[int]
     """The host's cores that it may use."""
@@ -131,6 +133,7 @@ def _own_info(loaded: LoadedJob, out: Path, comm: WatchedComm, gpu_rank: int) ->
         local_rank=comm.local_rank,
         device=str(device),
         gpu=str(torch.cuda.get_device_properties(device).uuid) if gpu else "",
+        nccl_host=os.environ.get("NCCL_HOSTID", ""),
         threads=loaded.job.threads,
         cores=cores,
         numa=_numa(cores),

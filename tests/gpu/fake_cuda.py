@@ -518,7 +518,7 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         graph.forget_values()
 
     autocast = torch.autocast
-    properties = SimpleNamespace(uuid="GPU-0", total_memory=1 << 36)
+    properties = SimpleNamespace(uuid="GPU-0", total_memory=1 << 36, major=9, minor=0)
     for name, value in {
         "is_available": lambda: True,
         "device_count": lambda: 1,

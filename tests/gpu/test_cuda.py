@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hpcfl
-from gpu import Subject, random_job
+from gpu_jobs import Subject, random_job
 from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import as_override
 from hpcfl.local.autocast import autocast_bfloat16
@@ -18,7 +18,7 @@ from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
 from hpcfl.setup.components import build_components
 from peers import BenchWork
-from tests.parallel.harness import mpirun
+from tests.gpu.launch import on_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -83,7 +83,7 @@ def test_augmented_batches_are_the_same_on_a_gpu_alone_and_in_a_block(tmp_path):
     )
     filling = PaddedBatches(4, 3, gpu.block_batches())
     alone = [list(made.task(client, 0).batches) for made in (gpu, cpu) for client in range(3)]
-    for step, (batches, _) in enumerate(filling.steps([gpu.task(i, 0) for i in range(3)])):
+    for step, (batches, *_) in enumerate(filling.steps([gpu.task(i, 0) for i in range(3)])):
         for k in range(3):
             there, here = alone[k][step], alone[3 + k][step]
             own = len(here.labels)
@@ -117,7 +117,7 @@ def test_deep_models_give_the_same_bits_twice(tmp_path, name, norm, precision):
 def test_nccl_on_one_rank(tmp_path, job):
     alone = hpcfl.run(job, ["device=cuda"], out=tmp_path / "alone")
     out = tmp_path / "nccl"
-    start = partial(mpirun, 1, "-m", "hpcfl", anew=True)  # no fork has the parent's GPU
+    start = partial(on_ranks, 1, "-m", "hpcfl")
     done = start("run", str(job), "comm.backend=nccl", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "by nccl on cuda" in done.stderr
@@ -167,7 +167,7 @@ def test_two_ranks_on_one_gpu_have_the_same_bits(tmp_path, executor, model, prec
     alone = hpcfl.run(tmp_path / "job.yaml", changes, out=tmp_path / "one")
     assert alone.x.isfinite().all()
     two = ("run", str(tmp_path / "job.yaml"), *changes, "--out", str(tmp_path / "two"))
-    done = mpirun(2, "-m", "hpcfl", *two, anew=True)
+    done = on_ranks(2, "-m", "hpcfl", *two)
     assert done.returncode == 0, done.stderr
     hpcfl.export(tmp_path / "two", tmp_path / "two.npz")
     assert np.array_equal(np.load(tmp_path / "two.npz")["x"], alone.x.numpy())
@@ -180,7 +180,7 @@ def test_triton_trains_the_model_of_the_cpu(tmp_path, model):
     cpu = hpcfl.run(job, out=tmp_path / "cpu")
     here = ["device=cuda", "executor=triton", "block_size=4"]
     found = hpcfl.run(job, here, out=tmp_path / "cuda")
-    torch.testing.assert_close(found.x, cpu.x, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.x, cpu.x, rtol=1e-3, atol=5e-4)
 
 
 ALGORITHMS = ["fedavg", "fedhbm", "scaffold", "mime", "fedmim", "localghb", "fedsam", "feddyn"]
