@@ -33,6 +33,14 @@ def column(name: str, width: int) -> str:
     return f"{name:{width}}" if len(name) <= width else f"{name}\n{'':{width}}"
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the third quartile; of one value, this value twice."""
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
 class Measurement(NamedTuple):
     """The values of one quantity, measured once in every turn.
 
@@ -55,10 +63,7 @@ class Measurement(NamedTuple):
     @property
     def quartiles(self) -> tuple[float, float]:
         """The first and the third quartile; with one turn, its value twice."""
-        if len(self.values) == 1:
-            return self.values[0], self.values[0]
-        low, _, high = quantiles(self.values, n=4, method="inclusive")
-        return low, high
+        return quartiles(self.values)
 
     def over(self, other: "Measurement") -> float:
         """The median over the turns of this value divided by the other's of the same turn.

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 import executor
-import gpu
 import peers
 import reduce
 import round
@@ -17,9 +16,8 @@ import scale
 import scaling
 import store
 from common import Measurement, take_turns
-from hpcfl.errors import HpcflError, JobError
+from hpcfl.errors import HpcflError
 from hpcfl.job.schema import load
-from hpcfl.plan.timed_rounds import build_timed_run
 from tests.parallel.harness import find_mpirun
 
 ROOT = Path(__file__).parents[2]
@@ -76,47 +74,6 @@ def test_executor(job, monkeypatch, capsys):
     monkeypatch.setattr(executor, "SIDE", 64)
     assert executor.command([str(job), "--sizes", "2", "3"]) == 0
     assert "blocks of 3" in capsys.readouterr().out
-
-
-def test_gpu(tmp_path, monkeypatch, capsys):
-    """A rehearsal on the CPU; a second call measures what the first left."""
-    works = {model: gpu.WORKS[model] for model in ("char_lstm", "linear")}
-    monkeypatch.setattr(gpu, "WORKS", works)
-    monkeypatch.setitem(gpu.PRECISIONS, "cpu", ("float32",))
-    monkeypatch.setattr(gpu, "TURNS", 1)
-    monkeypatch.setattr(gpu, "WARMUP", 0)
-    words = ["--rehearse", "--json", str(tmp_path / "x.json")]
-    assert gpu.command([*words, "--minutes", "1e-9"]) == 0
-    assert "1 of 2 subjects measured; the same command continues" in capsys.readouterr().out
-    assert gpu.command(words) == 0
-    assert "2 of 2 subjects measured" in capsys.readouterr().out
-
-
-def test_gpu_measures_a_method_with_client_states(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "WORKS", {gpu.STATES: gpu.WORKS[gpu.STATES]})
-    monkeypatch.setitem(gpu.PRECISIONS, "cpu", ("float32",))
-    monkeypatch.setattr(gpu, "TURNS", 1)
-    monkeypatch.setattr(gpu, "WARMUP", 0)
-    path = tmp_path / "x.json"
-    assert gpu.command(["--rehearse", "--json", str(path)]) == 0
-    assert '"lenet_fedhbm, float32"' in path.read_text()
-
-
-def test_an_executor_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
-    def build(loaded, *others):
-        if loaded.job.executor == "block":
-            raise JobError("blocks cannot train it")
-        return build_timed_run(loaded, *others)
-
-    monkeypatch.setattr(gpu, "build_timed_run", build)
-    monkeypatch.setattr(gpu, "WORKS", {"linear": gpu.WORKS["linear"]})
-    monkeypatch.setitem(gpu.PRECISIONS, "cpu", ("float32",))
-    monkeypatch.setattr(gpu, "TURNS", 1)
-    file = tmp_path / "x.json"
-    assert gpu.command(["--rehearse", "--json", str(file)]) == 1
-    assert "linear, float32: failed: blocks cannot train it" in capsys.readouterr().out
-    sides = [figure["side"] for figure in json.loads(file.read_text())["figures"]]
-    assert sides == ["sequential", "bare loop"]
 
 
 def test_peers_names_what_is_missing(capsys):

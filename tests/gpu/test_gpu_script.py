@@ -19,7 +19,7 @@ case "$1 $2" in
     for wheel in "${@:3}"; do cp "$wheel" "$2/$(basename "$wheel" .whl)"; done
     echo "${@:3}" >>installed
     ;;
-  *) echo pydantic ;; # what is missing ends the script
+  *) echo "ModuleNotFoundError: No module named 'pydantic'" >&2; exit 1 ;; # which ends the script
 esac
 """
 
@@ -42,7 +42,8 @@ def play(here):
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert "lacks pydantic; put their wheels into the folder wheels" in done.stderr
+    assert "lacks a package that hpcfl needs" in done.stderr
+    assert "into the folder wheels: ModuleNotFoundError: No module named 'pydantic'" in done.stderr
     installed = here / "installed"
     return installed.read_text().splitlines() if installed.exists() else []
 
