@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import os
 import signal
 import threading
@@ -22,6 +23,13 @@ settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+
+
+
+def pytest_collection_finish():
+    """Spare the collector of garbage the modules and thousands of tests, which stay to the end."""
+    gc.freeze()
+
 
 JOB = """\
 data: {{kind: arrays, path: {path}, clients: 4, partition: {{kind: iid}}}}
