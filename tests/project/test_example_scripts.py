@@ -11,7 +11,6 @@ PLANE = ["data.dim=2", "data.heterogeneity=1.0", "seed=8", "rounds=8"]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_python")
 def test_drift(tmp_path):
     """The figures of docs/papers.md."""
     script, sweep = ROOT / "examples/drift.py", ROOT / "jobs/papers/slides_figure1.yaml"
