@@ -2,9 +2,13 @@
 
 import errno
 import fcntl
+import gc
 import os
+import shlex
 import signal
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hpcfl.cli.main import main
 from hpcfl.io.lock import warn_of_no_locks
 from hpcfl.signals import SAVE, STOP
+from tests.forked import program
 
 torch.set_num_threads(1)
 # The same examples in every run, however slow the machine is.
@@ -22,6 +27,17 @@ settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+
+
+def pytest_collection_finish():
+    """Spare the collector of garbage the modules and thousands of tests, which stay to the end."""
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """At its end Python collects all of it, or Triton tells what has leaked."""
+    gc.unfreeze()
+
 
 JOB = """\
 data: {{kind: arrays, path: {path}, clients: 4, partition: {{kind: iid}}}}
@@ -46,6 +62,20 @@ def own_process():
     for number, handler in before.items():
         signal.signal(number, handler)
     torch.set_deterministic_debug_mode("default")
+
+
+@pytest.fixture
+def forked_python(tmp_path_factory, monkeypatch):
+    """``sys.executable`` starts in 0.1 s, for tests in which hpcfl or a page starts processes."""
+    with program() as python:
+        path = tmp_path_factory.mktemp("python") / "python"
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(python.command)} "$@"\n')
+        path.chmod(0o755)
+        # mpirun is looked for beside Python, then there.
+        own = Path(sys.executable).parent
+        monkeypatch.setenv("PATH", f"{own}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+        monkeypatch.setattr(sys, "executable", str(path))
+        yield
 
 
 @pytest.fixture

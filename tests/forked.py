@@ -74,7 +74,7 @@ def python(
 
     Args:
         ranks: processes; several are launched as torchrun does it, so they use Gloo.
-        args: "-m" and a module, or a script; then its arguments.
+        args: "-m" and a module, "-c" and a text, or a script; then its arguments.
         env: variables to set; a ``sitecustomize.py`` of a folder in PYTHONPATH is run.
         prepare: is called in every process before it starts.
         folders: the working directory of every rank, the present one without it.
@@ -266,6 +266,9 @@ def become(
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__")
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(words[1], {"__name__": "__main__"})  # noqa: S102
     else:
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")

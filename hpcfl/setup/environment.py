@@ -5,7 +5,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,33 @@ def versions(device: torch.device) -> dict[str, Any]:
 def packages() -> dict[str, str]:
     """The versions of the installed packages that this process has imported, by name."""
     imported, found = {name.partition(".")[0] for name in sys.modules}, dict[str, str]()
-    for package in distributions():
-        # The files of a package, each at the beginning of a line; metadata.files takes much longer.
-        folders = _FOLDERS.findall(package.read_text("RECORD") or "")
-        if package.name and not imported.isdisjoint(folders):  # a broken one may have no name
-            found.setdefault(package.name, package.version)
+    changed = []
+    for folder in sys.path:
+        with suppress(OSError):
+            changed.append((folder, Path(folder).stat().st_mtime_ns))
+    for name, installed, folders in _installed(tuple(changed)):
+        if not imported.isdisjoint(folders):
+            found.setdefault(name, installed)
     return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=1)
+def _installed(_changed: tuple[tuple[str, int], ...]) -> list[tuple[str, str, frozenset[str]]]:
+    """The name, the version and the folders of every installed package.
+
+    They are read again once a folder of sys.path has changed: that takes a tenth of a second, and
+    longer on a file system that many processes use.
+    """
+    # The files of a package, each at the beginning of a line; metadata.files takes much longer.
+    return [
+        (
+            package.name,
+            package.version,
+            frozenset(_FOLDERS.findall(package.read_text("RECORD") or "")),
+        )
+        for package in distributions()
+        if package.name  # a broken one may have none
+    ]
 
 
 def triton_version() -> str:

@@ -45,7 +45,7 @@ AXES: Mapping[str, tuple[Value, ...]] = {
     "lr_decay": (0.8,),
     "server_lr": (0.7,),
 }
-# What needs no product with the rest: once each, with the hardest of all else.
+# What needs no product with the rest: together, with the hardest of all else.
 MORE: Conditions = {"batches": "whole", "lr_decay": "cosine"}
 HARDEST: Conditions = {axis: values[0] for axis, values in AXES.items()}
 
@@ -54,13 +54,24 @@ def within(conditions: Conditions) -> list[Conditions]:
     """Every setting that the conditions allow; in CI every value, not every product of values."""
     hardest = {**HARDEST, **conditions}
     free = {axis: values for axis, values in AXES.items() if axis not in conditions}
-    more = [{**hardest, axis: value} for axis, value in MORE.items() if axis not in conditions]
+    more = {axis: value for axis, value in MORE.items() if axis not in conditions}
     if LONG:
-        every = product(*free.values())
-        return [*(hardest | dict(zip(free, chosen, strict=True)) for chosen in every), *more]
-    easiest = hardest | {axis: values[-1] for axis, values in free.items()}
-    once = [{**hardest, axis: value} for axis, values in free.items() for value in values[1:]]
-    return [hardest, *once, *([easiest] if easiest not in [hardest, *once] else []), *more]
+        chosen = [
+            *(dict(zip(free, values, strict=True)) for values in product(*free.values())),
+            *({axis: value} for axis, value in more.items()),
+        ]
+    else:
+        # The n-th value of each at once, the hardest first; an axis of fewer values stays there.
+        most = max(map(len, free.values()))
+        chosen = [
+            *(
+                {axis: values[n] for axis, values in free.items() if n < len(values)}
+                for n in range(most)
+            ),
+            more,
+        ]
+    found = [hardest | values for values in chosen]
+    return [at for n, at in enumerate(found) if at not in found[:n]]
 
 
 def without(conditions: Conditions, broken: str) -> Conditions:

@@ -21,7 +21,8 @@ from hpcfl.job.schema import REGISTRIES
 from hpcfl.local.draws import drawn
 from tests.algorithms.facts import facts
 from tests.algorithms.methods import ALL, SAMPLE
-from tests.algorithms.play import parts, play, softmax_problem, states, tree
+from tests.algorithms.play import softmax_problem, tree
+from tests.algorithms.trace import trace
 from tests.long_form import long_form
 
 FILES = sorted(Path(hpcfl.algorithms.__file__).parent.glob("*.py"))
@@ -199,7 +200,6 @@ def test_an_algorithm_is_a_frozen_value(name):
         one.server_lr = 2.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision",
     [pytest.param("float64", marks=long_form), pytest.param("float32", marks=long_form), "bf16"],
@@ -214,14 +214,14 @@ def test_runs_in_every_precision(tmp_path, name, precision):
     if name != "centralized":
         job["cohort"] = {"kind": "uniform", "size": 4}
     job["weights"] = "uniform"
-    result = play(tmp_path, job)
-    dtype = torch.float64 if precision == "float64" else torch.float32
-    assert result.x.dtype == dtype
-    assert torch.isfinite(result.x).all()
-    losses = [record["train_loss"] for record in result.log if record["round"]]
+    found = trace(job)
+    x, dtype = found.servers[-1].x, torch.float64 if precision == "float64" else torch.float32
+    assert x.dtype == dtype
+    assert torch.isfinite(x).all()
+    losses = [record["train_loss"] for record in found.records if record["round"]]
     assert np.isfinite(losses).all()
     assert np.mean(losses[-2:]) < losses[0]
-    left = [s for s in states(result.path, parts(tmp_path, job)) if s is not None]
+    left = [s for s in found.states[-1] if s is not None]
     x0 = torch.zeros(P)
     remembers = len(algorithm(name).init_client(x0, lambda: x0)) > 0
     assert bool(left) == remembers

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, ENTRIES
+from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, ENTRIES, SAMPLE
 from tests.algorithms.play import ROUNDS, Problem, parts, softmax_problem, tree, xs
 from tests.algorithms.reference import METHODS, Setting
 from tests.algorithms.settings import LR, Method
 from tests.algorithms.trace import trace
+from tests.long_form import long_form
 
 PROBLEM = softmax_problem()
 CLIENTS = PROBLEM.population
@@ -155,9 +156,9 @@ OPTIONS = [
 ]
 
 
-def told(algorithm: Mapping[str, Any]) -> str:
-    """For a test's id."""
-    return str(Method(algorithm, LR))
+def told(given: Mapping[str, Any] | str) -> str:
+    """For a test's id: an algorithm, or the name of a setting."""
+    return given if isinstance(given, str) else str(Method(given, LR))
 
 
 def check(folder, algorithm, setting):
@@ -179,8 +180,15 @@ def check(folder, algorithm, setting):
 REFERENCED = METHODS.keys() - {"centralized"}  # which has another problem, see below
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", [name for name in ALL if ALL[name]["name"] in REFERENCED])
+def compared():
+    """Every entry in every setting; in CI only the first of each method in those of all clients."""
+    for name, keys in ALL.items():
+        for setting, (changes, _) in SETTINGS.items() if keys["name"] in REFERENCED else ():
+            always = name in SAMPLE or changes.items() >= PARTIAL_JOB.items()
+            yield pytest.param(name, setting, marks=() if always else long_form)
+
+
+@pytest.mark.parametrize(("name", "setting"), list(compared()))
 def test_equals_plain_numpy(tmp_path, name, setting):
     check(tmp_path, ALL[name], setting)
 
@@ -198,10 +206,17 @@ def test_local_momentum_equals_plain_numpy(tmp_path, name, setting):
     check(tmp_path, ALL[name], setting)
 
 
-@pytest.mark.parametrize("algorithm", [*DEFAULTS, *OPTIONS], ids=told)
-def test_every_default_and_option_equals_plain_numpy(tmp_path, algorithm):
-    for setting in ("lr decay, weight decay", "partial with an empty round, weight decay"):
-        check(tmp_path, algorithm, setting)
+def options_compared():
+    """Every default and option in two settings; in CI in one of them in turn."""
+    settings = "lr decay, weight decay", "partial with an empty round, weight decay"
+    for number, algorithm in enumerate([*DEFAULTS, *OPTIONS]):
+        for k, setting in enumerate(settings):
+            yield pytest.param(algorithm, setting, marks=() if k == number % 2 else long_form)
+
+
+@pytest.mark.parametrize(("algorithm", "setting"), list(options_compared()), ids=told)
+def test_every_default_and_option_equals_plain_numpy(tmp_path, algorithm, setting):
+    check(tmp_path, algorithm, setting)
 
 
 @pytest.mark.parametrize("wd", [0.0, 0.25])

@@ -5,12 +5,12 @@ import pytest
 
 from hpcfl.errors import JobError
 from tests.algorithms.methods import ALL, SAMPLE
-from tests.algorithms.play import parts, softmax_problem, tree, xs
+from tests.algorithms.play import parts, softmax_problem, tree
+from tests.algorithms.trace import trace
 
 WITH_DUALS = {"feddyn", "fedspeed", "fedsmoo", "fedlesam_d"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [name for name in SAMPLE if name != "fedexp"])
 def test_the_first_step_grows_with_the_server_learning_rate(tmp_path, algorithm):
     """In proportion; of FedDyn and its kind only the mean delta, not the step of its dual."""
@@ -20,7 +20,7 @@ def test_the_first_step_grows_with_the_server_learning_rate(tmp_path, algorithm)
     moves = []
     for rate in (0.25, 0.5, 0.75) if algorithm in WITH_DUALS else (0.25, 0.5):
         settings = {**ALL[algorithm], "server_lr": rate}
-        before, after = xs(tmp_path, tree(tmp_path, problem, settings, rounds=1))
+        before, after = trace(tree(tmp_path, problem, settings, rounds=1)).xs
         moves.append(after - before)
     assert np.abs(moves[1] - moves[0]).max() > 1e-4
     expected = 2 * moves[1] - moves[0] if algorithm in WITH_DUALS else 2 * moves[0]

@@ -39,6 +39,8 @@ class Trace(NamedTuple):
     """Of every client, None where it has none, after every round."""
     gradients: list[list[Array]]
     """Of every round, each that a local step took, client after client in ascending order."""
+    records: list[Record]
+    """Of every round, as the log gets it."""
     algorithm: Algorithm
     """As the run settled it."""
 
@@ -76,7 +78,7 @@ class _Hooks:
         return {}
 
     def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
-        pass
+        self._trace.records.append(record)
 
     def ends(self, round: int) -> bool:
         return False
@@ -106,7 +108,7 @@ def _played(job: str) -> Trace:
     parts = build_components(load(tree), torch.device("cpu"))
     gradient, sizes = _Heard(parts), list(map(len, parts.rows))
     server = parts.algorithm.init_server(parts.x0)
-    found = Trace([server], [], [], parts.algorithm)
+    found = Trace([server], [], [], [], parts.algorithm)
     with (
         TemporaryDirectory() as folder,
         closing(parts.store(Path(folder), 0, "trace", range(len(sizes)))) as store,

@@ -32,6 +32,7 @@ rounds: 20
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("determinism")]
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_script_runs_by_itself(tmp_path):
     """As a program; the other tests call its function."""
     command = [sys.executable, ROOT / "benchmarks/round.py", "--help"]
@@ -81,6 +82,7 @@ def test_peers_names_what_is_missing(capsys):
     assert 'pip install "torch==2.13.0" "pfl==0.6.0"' in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_reduce():
     code = (
         "import reduce, sys; reduce.LENET_ROUNDS = 1; reduce.TURNS = 2; sys.exit(reduce.command())"
@@ -93,6 +95,7 @@ def test_reduce():
     assert reduce.command([]) == 2
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_scaling(monkeypatch, capsys):
     find_mpirun()
     monkeypatch.setattr(scaling, "LENET", TINY)

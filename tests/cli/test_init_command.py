@@ -24,6 +24,7 @@ def folder(tmp_path, monkeypatch, own_process, hpcfl):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_the_commands_of_its_page_run(folder, hpcfl):
     commands = COMMAND.findall((folder / "README.md").read_text())
     assert len(commands) == 12

@@ -78,6 +78,7 @@ def test_bold_cells_keep_their_escape_codes_and_others_lose_theirs():
     assert text.count(printable(NAME)) == 2
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_sweeps_and_their_progress(job, tmp_path, hpcfl):
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("job: job.yaml\nset: {rounds: 1}\ngrid: {seed: [0, 1]}\n")

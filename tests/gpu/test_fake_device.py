@@ -47,7 +47,7 @@ from tests.algorithms.methods import ENTRIES, SAMPLE
 from tests.algorithms.play import model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
-from tests.long_form import long_form
+from tests.long_form import LONG, long_form
 
 EXECUTORS = ["sequential", "block", "lanes"]
 # Blocks compute convolutions by other kernels on a GPU, and both pad batches.
@@ -168,7 +168,9 @@ ONE_BY_ONE = [
     ],
 )
 def test_algorithms(tmp_path, problem, method, executor):
-    job = small_job(problem, ENTRIES[method].keys, executor=executor)
+    # In two rounds two clients come again, with their states.
+    rounds = 3 if LONG else 2
+    job = small_job(problem, ENTRIES[method].keys, executor=executor, rounds=rounds)
     _, calls = require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
     # A block of two and one of one client, each of as many steps as its longest client.
     assert ("replay" in calls) == (executor != "sequential")

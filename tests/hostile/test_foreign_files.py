@@ -351,6 +351,7 @@ def test_only_what_the_run_made_is_deleted(original, tmp_path, hpcfl):
     assert not (run / "ranks/0123abcd/0000.json").exists()
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_sweep_and_its_copy_by_hard_links(original, tmp_path, hpcfl):
     for name in ("job.yaml", "sweep.yaml"):
         shutil.copy(original / name, tmp_path / name)

@@ -73,6 +73,7 @@ def test_the_same_bits_on_any_number_of_ranks(backend, kind, size, alone, tmp_pa
     assert {digest for s in said for digest in s["digests"]} == set(alone["digests"])
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_ranks_of_different_backends_do_not_wait_for_each_other(tmp_path):
     ranks = [[sys.executable, PROGRAM, backend, tmp_path] for backend in ("mpi", "gloo")]
     command = [find_mpirun(), "-n", "1", *ranks[0], ":", "-n", "1", *ranks[1]]
@@ -105,6 +106,7 @@ def slurm_style(rank, size, port):
 
 
 @pytest.mark.parametrize("launcher", [torchrun_style, slurm_style])
+@pytest.mark.usefixtures("forked_python")
 def test_gloo_without_mpi(launcher, alone, tmp_path):
     port = str(free_ports(1))
     ranks = [
@@ -231,6 +233,7 @@ def test_before_the_first_round_a_slow_rank_is_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("ends", [0, 1])
+@pytest.mark.usefixtures("forked_python")
 def test_before_the_first_round_a_rank_that_ends_is_noticed(ends, tmp_path):
     """By the other ranks themselves: there is no launcher.  With rank 0 the store ends."""
     port, program = str(free_ports(1)), WATCHED + ENDS.replace("== 1", f"== {ends}")

@@ -63,6 +63,7 @@ def test_a_stopped_rank_ends_the_run_and_is_named(whole, tmp_path):
     assert list((run / "ranks").iterdir()) == []
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_rank_that_fails_alone_ends_those_that_do_not_notice(tmp_path):
     """Without a launcher: both end with the disk's exit code, and one says why."""
     run, port = tmp_path / "run", str(free_ports(1))

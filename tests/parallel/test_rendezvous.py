@@ -59,6 +59,7 @@ class Ranks:
         )
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_name_that_does_not_resolve(tmp_path):
     """Long before the ten minutes of comm.timeout_s."""
     with Ranks(tmp_path, 2, 600.0, host="no-such-host.invalid") as ranks:
@@ -83,6 +84,7 @@ def test_a_name_that_does_not_resolve(tmp_path):
         (1, "RankError: rank 1 of 2 cannot reach, within 2 s, the store at 127.0.0.1:"),
     ],
 )
+@pytest.mark.usefixtures("forked_python")
 def test_a_rank_that_never_comes(tmp_path, comes, line):
     with Ranks(tmp_path, 2, 2.0) as ranks:
         ranks.start(comes)

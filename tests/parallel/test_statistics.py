@@ -4,6 +4,7 @@ import pytest
 from torch import nn
 
 from tests.algorithms.play import softmax_problem, tree
+from tests.long_form import long_form
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome
 
@@ -48,13 +49,19 @@ def play(tmp_path_factory):
     return go
 
 
-def test_on_every_number_of_ranks(play):
-    alone, _ = play(1)
-    for ranks, how in ((2, {}), (3, {"mpi": False})):
-        assert play(ranks, **how)[0] == alone
+@pytest.fixture(scope="module")
+def alone(play):
+    """The outcomes on one rank."""
+    return play(1)[0]
 
 
-def test_after_a_stop(play):
+@pytest.mark.parametrize(("ranks", "mpi"), [(2, True), pytest.param(3, False, marks=long_form)])
+def test_on_every_number_of_ranks(play, alone, ranks, mpi):
+    assert play(ranks, mpi=mpi)[0] == alone
+
+
+def test_after_a_stop(play, alone):
+    """Three ranks go on from what two left."""
     _, root = play(2, stop=2, mpi=False)
     play_all(root, {name: {} for name in JOBS}, 3, mpi=False)
-    assert {name: outcome(root / name) for name in JOBS} == play(1)[0]
+    assert {name: outcome(root / name) for name in JOBS} == alone

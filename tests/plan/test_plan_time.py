@@ -185,6 +185,7 @@ def test_a_plan_says_hours_where_it_measures(job, hpcfl, refused):
     assert "rounds: found 1, expected 2 at least" in said
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_two_ranks_measure_and_one_prints(job):
     command = [find_mpirun(), "-n", "2", sys.executable, "-m", "hpcfl", "plan", str(job)]
     done = subprocess.run(

@@ -102,6 +102,7 @@ def test_too_many_ranks_are_told_beside_the_others(job, hpcfl, ranks):
     assert done.out[-1].startswith("sbatch -N 1 --ntasks-per-node=1 ")
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_it_measures_once(job):
     command = [find_mpirun(), "-n", "2", sys.executable, "-m", "hpcfl", "plan", str(job)]
     done = subprocess.run(

@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch, own_process):
 
 
 @pytest.fixture
-def shell(folder, hpcfl):
+def shell(folder, hpcfl, forked_python):
     """Run a command of the page: its exit code and all that it said."""
     programs = {
         "python": [sys.executable],

@@ -56,6 +56,7 @@ class Look(api.Callback):
         seen(self.run, "run", self.found)
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_all_that_is_made_is_in_the_table(tmp_path, hpcfl, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from torch import nn
 
 import hpcfl as api
 from hpcfl.errors import JobError, StoreError
+from tests.forked import python
 from tests.runner.test_objects import JOB, data
 
 
@@ -114,17 +115,19 @@ def test_equal_objects_have_one_fingerprint_in_every_process(tmp_path):
     """Sets of texts have another order in each process; lines and file names do not count."""
     names = [f"buffer_{number}" for number in range(9)]
 
-    def fingerprint(seed, what, script="pickled.py", text=PICKLED):
-        (tmp_path / script).write_text(text)
-        env = {**os.environ, "PYTHONHASHSEED": f"{seed}"}
-        command = [sys.executable, tmp_path / script, what, *names]
-        return subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout
+    scripts = [tmp_path / name for name in ("pickled.py", "other.py")]
+    for lines, script in enumerate(scripts):
+        script.write_text("\n\n" * lines + PICKLED)
 
-    same = fingerprint(1, "-")
-    assert fingerprint(2, "-") == same
-    assert fingerprint(2, "-", "other.py", "\n\n" + PICKLED) == same
-    others = {fingerprint(1, what) for what in ("constant", "weight", "method")}
-    assert len(others - {same}) == 3
+    def fingerprint(seed, script):
+        env = {**os.environ, "PYTHONHASHSEED": f"{seed}"}
+        command = [sys.executable, script, "-", *names]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+    same, other = map(fingerprint, (1, 2), scripts)
+    assert other == same
+    kinds = ("-", "constant", "weight", "method")
+    assert len({python(1, scripts[0], kind, *names).stdout for kind in kinds}) == len(kinds)
 
 
 def test_a_module_of_kept_code_or_without_shapes_is_refused(tmp_path):
@@ -143,6 +146,7 @@ def test_a_branch_needs_its_parent_no_more(tmp_path, hpcfl):
     assert hpcfl("export", branch, "-o", tmp_path / "x.npz").code == 0
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_new_run_of_the_job_of_another_gets_copies(tmp_path, hpcfl, monkeypatch):
     run, new = tmp_path / "run", tmp_path / "new"
     expected = api.run(JOB, {"local.lr": 0.01}, model=with_hook(1.0), data=data(), out=run)

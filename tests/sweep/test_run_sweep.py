@@ -65,6 +65,7 @@ def test_the_directory_of_a_run_is_none_of_runs(file, tmp_path, refused):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_a_sweep_whose_data_moved(file, job, tmp_path, hpcfl, refused):
     """Runs that go on take the new path; finished ones are told it by a resume."""
     root, there = tmp_path / "out", tmp_path / "there"
@@ -86,6 +87,7 @@ def test_a_sweep_whose_data_moved(file, job, tmp_path, hpcfl, refused):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_all_runs_are_made_reported_and_skipped_the_next_time(file, tmp_path, hpcfl):
     root = tmp_path / "out"
     done = hpcfl("sweep", file, "--out", root, "--parallel", 2)
@@ -138,6 +140,7 @@ def test_a_dry_run_starts_nothing(file, tmp_path, hpcfl):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_only_some_labels_are_run(file, tmp_path, hpcfl):
     done = hpcfl("sweep", file, "--out", tmp_path / "out", "--only", "hbm,seed1", "rounds=2")
     assert done.code == 0, done.err
@@ -190,6 +193,7 @@ def test_what_is_there_is_taken_into_account(file, job, tmp_path, hpcfl):
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_finished_run_without_checkpoints_is_finished(file, tmp_path, hpcfl, refused):
     """They may have been deleted to save space; a report reads the log alone."""
     root = tmp_path / "out"
@@ -203,6 +207,7 @@ def test_a_finished_run_without_checkpoints_is_finished(file, tmp_path, hpcfl, r
     assert f"{root}/avg-seed0: holds the log of a run, but none of its checkpoints" in line
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_changed_number_is_written_as_yaml_reads_it(file, tmp_path, hpcfl):
     root = tmp_path / "out"
     sweep = ("sweep", file, "--out", root, "--only", "avg,seed0")
@@ -212,6 +217,7 @@ def test_a_changed_number_is_written_as_yaml_reads_it(file, tmp_path, hpcfl):
     assert "cache_gib: 5.0e-05" in (root / "avg-seed0/job.yaml").read_text()
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_free_key_may_change_before_the_first_checkpoint(file, tmp_path, hpcfl):
     """After a run that was refused because the disk is too small, say."""
     root = tmp_path / "out"
@@ -236,6 +242,7 @@ def test_a_run_of_another_job_is_told_with_the_key(file, job, tmp_path, hpcfl, r
     assert not (root / "sweep.log").exists()
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_more_rounds_continue_finished_runs(file, job, tmp_path, hpcfl, refused):
     root = tmp_path / "out"
     sweep = ("sweep", file, "--out", root, "--only", "avg,seed0")
@@ -250,6 +257,7 @@ def test_more_rounds_continue_finished_runs(file, job, tmp_path, hpcfl, refused)
     assert f"rounds: found 5, but 6 are done in {root}/avg-seed0; give rounds=6 or more" in line
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_more_rounds_with_a_callback(file, tmp_path, hpcfl):
     root = tmp_path / "out"
     called = "callbacks=[tensorboard]"
@@ -325,6 +333,7 @@ def test_under_mpirun_is_refused(file, tmp_path, monkeypatch, refused):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_a_failed_run_stops_no_other(job, tmp_path, hpcfl):
     path = tmp_path / "s.yaml"
     path.write_text(

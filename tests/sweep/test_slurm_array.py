@@ -61,6 +61,7 @@ def test_ranges(numbers, text):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_some_points_are_played(file, tmp_path, hpcfl):
     root = tmp_path / "out"
     done = hpcfl("sweep", file, "--out", root, "--points", "3-9", "rounds=2")
@@ -198,6 +199,7 @@ def test_what_cannot_be_submitted(file, here, monkeypatch, refused):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_a_failed_run_is_told_until_it_is_tried_again(job, here, hpcfl):
     (here / "s.yaml").write_text(
         "job: job.yaml\ngrid:\n  lr: {wild: {local.lr: 1.0e+38}, gone: {data.path: gone.npz}}\n"
