@@ -4,6 +4,7 @@ Before anything is written, a start refuses a directory in which one of them is 
 kind, or is not what hpcfl made: it would write through the link, or over another program's file.
 """
 
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,12 +57,31 @@ NAMES: Mapping[str, Mapping[str, int]] = {
 }
 """By kind of directory, each name with its kind; what is in capitals differs.  While a file is
 written, it has its name with ``.part`` behind it."""
+_POINT = tuple(name.removeprefix("POINT") for name in NAMES[SWEEP] if name.startswith("POINT"))
+"""What follows the name of a run in those of its files in a sweep's directory."""
 _INSTEAD = {
     "stores": "set store.dir for client states on another disk",
     "wandb": "set WANDB_DIR",
     "mlruns": "set MLFLOW_TRACKING_URI",
 }
 """What serves in the place of a link."""
+
+
+def is_own(path: Path) -> bool:
+    """Whether a path is that of a file of a run or of a sweep; there may be no such file yet.
+
+    A sweep's plot may be named, and has a mark (``hpcfl.run_dir.sweep_log.require_own_plot``).
+
+    Args:
+        path: absolute, without links.
+    """
+    for folder in path.parents:
+        if all(os.path.lexists(folder / name) for name in ("job.yaml", "history.jsonl")):
+            return path.relative_to(folder).parts[0] in {*NAMES[RUN], *NAMES["record"]}
+    if not os.path.lexists(path.with_name(SWEEP_LOG)):
+        return False
+    of_point = path.suffix in _POINT and os.path.lexists(path.with_suffix("") / "job.yaml")
+    return of_point or path.name in NAMES[SWEEP].keys() - {REPORT}
 
 
 def require_kind(path: Path, *kinds: int, of: str = RUN) -> None:
