@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcfl.errors import JobError
+from hpcfl.io.atomic import PART
 from hpcfl.io.regular import KINDS
 from hpcfl.run_dir.manifest import BEST, BRANCHES, FUNCTION, INITIAL, MANIFEST, SERVER
 from hpcfl.run_dir.manifest import KEPT as KEPT_TENSORS
@@ -65,6 +66,13 @@ _INSTEAD = {
     "mlruns": "set MLFLOW_TRACKING_URI",
 }
 """What serves in the place of a link."""
+
+
+def may_name_point(name: str) -> bool:
+    """Whether no file of a run of this name in a sweep has the name of another file there."""
+    made = {name + ending for ending in _POINT}
+    ends = (*filter(None, _POINT), PART, ".starts")  # of files of another run
+    return made.isdisjoint(NAMES[SWEEP]) and not name.endswith(ends)
 
 
 def is_own(path: Path) -> bool:
