@@ -30,7 +30,7 @@ NAMES: Mapping[str, Mapping[str, int]] = {
     RUN: {
         **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "lock", CLIENTS), FILE),
         **dict.fromkeys((INITIAL, FUNCTION, BRANCHES, "buffers.safetensors"), FILE),
-        **dict.fromkeys(("wandb.json", "mlflow.json"), FILE),
+        **dict.fromkeys(("wandb.json", "mlflow.json", ".hpcfl-SECRET"), FILE),
         **dict.fromkeys(("checkpoints", "stores", "ranks", KEPT, *CALLBACKS), FOLDER),
     },
     f"{RUN}/checkpoints": {"ROUND": FOLDER},
@@ -54,7 +54,7 @@ NAMES: Mapping[str, Mapping[str, int]] = {
         **dict.fromkeys(("digests.json", "packages.txt", "README.md"), FILE),
         "code": FOLDER,
     },
-    "beside a run": {"RUN.SUBMISSION.starts": FILE, ".RUN.part": FOLDER},
+    "beside a run": {"RUN.SUBMISSION.starts": FILE, ".RUN.part": FOLDER, ".hpcfl-SECRET": FILE},
 }
 """By kind of directory, each name with its kind; what is in capitals differs.  While a file is
 written, it has its name with ``.part`` behind it."""
