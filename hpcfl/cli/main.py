@@ -255,6 +255,7 @@ def _status(options: argparse.Namespace) -> None:
 
 def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.sweep.grid import read_sweep
+    from hpcfl.sweep.own_files import require_folder
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or sweep.directory
@@ -265,6 +266,7 @@ def _sweep(options: argparse.Namespace) -> None:
         for point in sweep.points:
             print(root / point.name)
         return
+    require_folder(root)
     # The runs start from job files with the present names, so they have nothing to say of old ones.
     for note in dict.fromkeys(note for point in sweep.points for note in point.loaded.notes):
         _say(note, file=sys.stderr)
