@@ -16,14 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from hpcfl.errors import HpcflError, JobError, RemoteRankError
-from hpcfl.io.atomic import check_output, write_output
+from hpcfl.errors import HpcflError, RemoteRankError
 from hpcfl.io.cgroups import usable_cores
 from hpcfl.io.progress import track
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
+from hpcfl.run_dir.outputs import check_output, write_output
 from hpcfl.setup.environment import versions
 
 WIDTH = 100  # columns of a table
+_ENDINGS = (".json",)
 
 Side = TypeVar("Side")
 
@@ -134,7 +135,7 @@ class Result:
             "figures": [figure.tree() for figure in self.figures],
         }
         content = json.dumps(tree, indent=1) + "\n"
-        write_output(path, content.encode(), make_folder=True)
+        write_output(path, content.encode(), _ENDINGS, make_folder=True)
 
     def plot(self, path: Path) -> None:
         """Plot a panel for each subject: a point for each turn, the median and the quartiles.
@@ -223,11 +224,9 @@ def main(
     try:
         # Check the files now, not after minutes of measuring.
         if options.json:
-            check_output(options.json, make_folder=True)
+            check_output(options.json, _ENDINGS, make_folder=True)
         if options.plot:
             check_plot(options.plot)
-            if options.plot == options.json:
-                raise JobError(f"--json and --plot both name {options.plot}; give two files")
         result = measure(options)
         if result is None:
             return 0

@@ -255,6 +255,7 @@ def _status(options: argparse.Namespace) -> None:
 
 def _sweep(options: argparse.Namespace) -> None:
     from hpcfl.sweep.grid import read_sweep
+    from hpcfl.sweep.own_files import require_folder
 
     sweep = read_sweep(options.sweep, options.overrides)
     root = options.out or sweep.directory
@@ -265,6 +266,7 @@ def _sweep(options: argparse.Namespace) -> None:
         for point in sweep.points:
             print(root / point.name)
         return
+    require_folder(root)
     # The runs start from job files with the present names, so they have nothing to say of old ones.
     for note in dict.fromkeys(note for point in sweep.points for note in point.loaded.notes):
         _say(note, file=sys.stderr)
@@ -386,15 +388,18 @@ def _report(options: argparse.Namespace) -> None:
     chosen = (choose_settings if options.chosen else ChosenRuns)(collected.runs)
     table = _table(chosen, options.layout, options.format, targets)
     style = PlotStyle(*labels, chosen.note, size)
-    # A plot that cannot be drawn is refused before the table is printed.
+    # What cannot be drawn or written is refused before the table is printed.
     plot = Plot(chosen.runs, files, options.y, options.x, style) if files else None
-    print(table, end="")
-    if plot is not None:
-        _draw(plot, files)
+    written = None
     if options.write_sweep is not None:
         from hpcfl.report.final_sweep import write_final_sweep
 
-        _say(write_final_sweep(chosen, options.write_sweep))
+        written = write_final_sweep(chosen, options.write_sweep)
+    print(table, end="")
+    if plot is not None:
+        _draw(plot, files)
+    if written is not None:
+        _say(written)
     for line in collected.notes:
         _say(line, file=sys.stderr)
 

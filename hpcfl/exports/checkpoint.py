@@ -21,7 +21,6 @@ from hpcfl.data.split import split_examples
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.statistics import evaluated_point, personal_point
 from hpcfl.errors import DiskError, JobError, StoreError
-from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.files import readable
 from hpcfl.job.schema import LoadedJob, facts_of
 from hpcfl.models.flat_vector import buffers, layout_of
@@ -46,6 +45,7 @@ from hpcfl.run_dir.manifest import (
     read_run_files,
     rounds,
 )
+from hpcfl.run_dir.outputs import check_output, write_output
 from hpcfl.seeds import key
 from hpcfl.setup.components import stored, with_statistics
 from hpcfl.setup.initial_model import build_model, draw_model
@@ -58,10 +58,7 @@ from hpcfl.types import Vector
 
 T = TypeVar("T")
 Built = Callable[[], nn.Module]  # builds the run's model once, see ``_built``
-# The endings of files of weights; hpcfl writes two of these formats.
-_FORMATS = frozenset(
-    {".npz", ".safetensors", ".npy", ".pt", ".pth", ".ckpt", ".bin", ".onnx", ".h5"}
-)
+_NPZ, _STATE_DICT = (".npz",), (".safetensors",)  # the endings of the names
 
 
 def export(
@@ -97,15 +94,9 @@ def export(
             own, or a file cannot be written.
         StoreError: the checkpoint or a store is damaged, or a file cannot be written.
     """
-    files = [path for path in (npz, state_dict) if path is not None]
-    if not files:
+    outputs = [(p, end) for p, end in ((npz, _NPZ), (state_dict, _STATE_DICT)) if p is not None]
+    if not outputs:
         raise JobError("export: nothing to write; give -o F.npz or --state-dict F.safetensors")
-    for option, path, ending in (("-o", npz, ".npz"), ("--state-dict", state_dict, ".safetensors")):
-        if path is not None and path.suffix.lower() in _FORMATS - {ending}:
-            raise JobError(
-                f"export: {option} {path}: writes {ending} alone; expected a name that ends in it "
-                "(in Python hpcfl.load_model gives the module, to save in another format)"
-            )
     if clients and npz is None:
         raise JobError("export: --clients adds to an .npz; give -o F.npz")
     if best and (round is not None or clients or client is not None):
@@ -113,8 +104,8 @@ def export(
             "export: --best is a model of its own round without client states; leave out --round, "
             "--client and --clients"
         )
-    if len({check_output(path) for path in files}) < len(files):
-        raise JobError(f"export: -o and --state-dict both name {npz}; give two files")
+    for path, endings in outputs:
+        check_output(path, endings)
     folder = RunDir(root)
     with readable(root):
         folder.require()
@@ -124,12 +115,12 @@ def export(
     if npz is not None:
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
-        write_output(npz, buffer.getvalue())
+        write_output(npz, buffer.getvalue(), _NPZ)
     if state_dict is not None:
         model = _model(folder, built(), arrays)
         tensors = {name: copied(tensor) for name, tensor in model.state_dict().items()}
-        write_output(state_dict, save_tensors(tensors))
-    return files
+        write_output(state_dict, save_tensors(tensors), _STATE_DICT)
+    return [path for path, _ in outputs]
 
 
 def load_model(

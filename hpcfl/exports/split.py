@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import split_examples, tests_of_clients
-from hpcfl.io.atomic import check_output, write_output
 from hpcfl.job.schema import LoadedJob
+from hpcfl.run_dir.outputs import check_output, write_output
 from hpcfl.setup.load_data import fetch_data, load_data
 
 _HELD = ("holdout", "validation")
+_ENDINGS = (".npz",)
 
 
 def export_split(loaded: LoadedJob, path: Path) -> str:
@@ -37,7 +38,7 @@ def export_split(loaded: LoadedJob, path: Path) -> str:
         JobError, DataError: the data cannot be loaded or partitioned, or the file not be written.
         DiskError: the disk is full or fails.
     """
-    check_output(path)
+    check_output(path, _ENDINGS)
     job = loaded.job
     fetch_data(loaded)
     dataset = load_data(loaded)
@@ -56,7 +57,7 @@ def export_split(loaded: LoadedJob, path: Path) -> str:
         arrays["test"] = _owners(tests, len(dataset.test.labels))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_output(path, buffer.getvalue())
+    write_output(path, buffer.getvalue(), _ENDINGS)
     assigned = np.count_nonzero(client >= 0)
     return f"{path}: {assigned} of {len(client)} training examples to {len(rows)} clients{note}"
 

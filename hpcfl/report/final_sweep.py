@@ -1,6 +1,6 @@
 """Write a sweep of the settings that were chosen: ``hpcfl report --chosen --write-sweep F.yaml``.
 
-Its runs are those of the paper: with all training data, and the settings chosen on a part of them.
+Its runs are those of the paper: without validation data, with the settings chosen by them.
 """
 
 import os
@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.errors import JobError
-from hpcfl.io.atomic import check_output, write_output
+from hpcfl.io.files import present
 from hpcfl.job.schema import LoadedJob, resolve_algorithm
 from hpcfl.job.settings import SEED, flatten, value_of
 from hpcfl.job.yaml_file import as_yaml, plain
 from hpcfl.report.choose import ChosenRuns
 from hpcfl.run_dir.layout import RunDir
 from hpcfl.run_dir.load_run import load_run
+from hpcfl.run_dir.outputs import check_output, write_output
 
 _Points = dict[str, dict[str, Any]]  # values by dotted keys, by the labels of points
 _Axes = dict[str, _Points]
 _VALIDATED = ("validation_", "personal_validation_")  # begin the keys of scores
+_ENDINGS = (".yaml",)
 _CLASS = ("name", "kind")  # of a section: its other keys are those of the class
 
 
@@ -34,10 +36,12 @@ def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
         A line for the user.
 
     Raises:
-        JobError: nothing was chosen, or the file cannot be written.
+        JobError: nothing was chosen, or the file is there or cannot be written.
         StoreError: the job of a run is damaged.
     """
-    check_output(path)
+    check_output(path, _ENDINGS)
+    if present(path):  # it may have been edited
+        raise JobError(f"--write-sweep: {path} is there; remove it, or choose another file")
     if not chosen.settings:
         raise JobError("--write-sweep: no setting was chosen, so there is no sweep to write")
     jobs = {
@@ -73,9 +77,9 @@ def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
         del sweep["set"]
     lines = [f"# {line}\n" for line in [*chosen.captions, *chosen.choices]]
     text = as_yaml(sweep, flow=None)
-    write_output(path, "".join([*lines, text]).encode())
+    write_output(path, "".join([*lines, text]).encode(), _ENDINGS)
     runs = len(jobs) * len(seeds)
-    return f"{path}: a sweep of {runs} run{'s' * (runs > 1)}, with all training data"
+    return f"{path}: a sweep of {runs} run{'s' * (runs > 1)}, without validation data"
 
 
 def _grid(cells: Mapping[tuple[str, str], Mapping[str, Any]]) -> tuple[_Axes, _Points]:

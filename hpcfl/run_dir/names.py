@@ -4,11 +4,13 @@ Before anything is written, a start refuses a directory in which one of them is 
 kind, or is not what hpcfl made: it would write through the link, or over another program's file.
 """
 
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from hpcfl.errors import JobError
+from hpcfl.io.atomic import PART
 from hpcfl.io.regular import KINDS
 from hpcfl.run_dir.manifest import BEST, BRANCHES, FUNCTION, INITIAL, MANIFEST, SERVER
 from hpcfl.run_dir.manifest import KEPT as KEPT_TENSORS
@@ -28,7 +30,7 @@ NAMES: Mapping[str, Mapping[str, int]] = {
     RUN: {
         **dict.fromkeys(("job.yaml", "history.jsonl", "log.jsonl", "lock", CLIENTS), FILE),
         **dict.fromkeys((INITIAL, FUNCTION, BRANCHES, "buffers.safetensors"), FILE),
-        **dict.fromkeys(("wandb.json", "mlflow.json"), FILE),
+        **dict.fromkeys(("wandb.json", "mlflow.json", ".hpcfl-SECRET"), FILE),
         **dict.fromkeys(("checkpoints", "stores", "ranks", KEPT, *CALLBACKS), FOLDER),
     },
     f"{RUN}/checkpoints": {"ROUND": FOLDER},
@@ -52,16 +54,42 @@ NAMES: Mapping[str, Mapping[str, int]] = {
         **dict.fromkeys(("digests.json", "packages.txt", "README.md"), FILE),
         "code": FOLDER,
     },
-    "beside a run": {"RUN.SUBMISSION.starts": FILE, ".RUN.part": FOLDER},
+    "beside a run": {"RUN.SUBMISSION.starts": FILE, ".RUN.part": FOLDER, ".hpcfl-SECRET": FILE},
 }
 """By kind of directory, each name with its kind; what is in capitals differs.  While a file is
 written, it has its name with ``.part`` behind it."""
+_POINT = tuple(name.removeprefix("POINT") for name in NAMES[SWEEP] if name.startswith("POINT"))
+"""What follows the name of a run in those of its files in a sweep's directory."""
 _INSTEAD = {
     "stores": "set store.dir for client states on another disk",
     "wandb": "set WANDB_DIR",
     "mlruns": "set MLFLOW_TRACKING_URI",
 }
 """What serves in the place of a link."""
+
+
+def may_name_point(name: str) -> bool:
+    """Whether no file of a run of this name in a sweep has the name of another file there."""
+    made = {name + ending for ending in _POINT}
+    ends = (*filter(None, _POINT), PART, ".starts")  # of files of another run
+    return made.isdisjoint(NAMES[SWEEP]) and not name.endswith(ends)
+
+
+def is_own(path: Path) -> bool:
+    """Whether a path is that of a file of a run or of a sweep; there may be no such file yet.
+
+    A sweep's plot may be named, and has a mark (``hpcfl.run_dir.sweep_log.require_own_plot``).
+
+    Args:
+        path: absolute, without links.
+    """
+    for folder in path.parents:
+        if all(os.path.lexists(folder / name) for name in ("job.yaml", "history.jsonl")):
+            return path.relative_to(folder).parts[0] in {*NAMES[RUN], *NAMES["record"]}
+    if not os.path.lexists(path.with_name(SWEEP_LOG)):
+        return False
+    of_point = path.suffix in _POINT and os.path.lexists(path.with_suffix("") / "job.yaml")
+    return of_point or path.name in NAMES[SWEEP].keys() - {REPORT}
 
 
 def require_kind(path: Path, *kinds: int, of: str = RUN) -> None:

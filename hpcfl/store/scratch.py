@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from hpcfl.io.atomic import write_errors
+from hpcfl.errors import StoreError, file_error
 from hpcfl.store.base import ClientStore
 from hpcfl.store.hdf5 import Hdf5Store, PinnedState
 from hpcfl.store.row_table import Table
@@ -105,6 +105,9 @@ def scratch_folder(disk: Path, run: Path, rank: int) -> Path:
         DiskError: the disk is full or fails.
         StoreError: it cannot be made for another reason.
     """
-    with write_errors(disk):
+    try:
         disk.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f"hpcfl-{run.name}-{rank:04d}-", dir=disk))
+    except OSError as e:
+        message = f"store.dir: no folder can be made in {disk}: {e.strerror}; choose another"
+        raise file_error(e, message, StoreError) from e

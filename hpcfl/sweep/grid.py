@@ -29,6 +29,7 @@ from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import LoadedJob, check, resolve_algorithm
 from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
+from hpcfl.run_dir.names import may_name_point
 from hpcfl.run_dir.sweep_log import Label
 
 KEYS = ("job", "set", "grid", "only", "ranks")
@@ -37,7 +38,6 @@ _COMMAND: Key = ("command line",)
 _NAME = re.compile(
     r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
 )  # of a directory, without characters that a shell would need quotes for
-_OURS = re.compile(r"lock|report\.png|.*\.(log|yaml)")  # files in the sweep's directory
 
 
 @dataclass(frozen=True)
@@ -204,10 +204,10 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
             raise JobError(
                 f"{point.where}: two runs are called {point.name!r}; give their axis other names"
             )
-        if _OURS.fullmatch(point.name):
+        if not may_name_point(point.name):
             raise JobError(
-                f"{point.where}: a run cannot be called {point.name!r}, as a file of the sweep "
-                "may be; give its axis other names"
+                f"{point.where}: a run cannot be called {point.name!r}: one of its files may have "
+                "the name of another file of the sweep; give its axis other names"
             )
         points[point.name] = replace(point, number=len(points))
         clients = point.loaded.job.data.population

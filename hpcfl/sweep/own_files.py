@@ -13,6 +13,17 @@ from hpcfl.sweep.process import OUTPUT
 _ELSEWHERE = "move it elsewhere, or choose another directory with --out"
 
 
+def require_folder(root: Path) -> None:
+    """Refuse a directory of runs that cannot be one, as it or one above it is a file.
+
+    Raises:
+        JobError: it cannot.
+    """
+    there = next(path for path in (root, *root.parents) if present(path))
+    if not there.is_dir():
+        raise JobError(f"{there}: is a file, expected a directory; choose another with --out")
+
+
 def refuse_foreign(sweep: Sweep, root: Path) -> None:
     """Refuse a directory in which the sweep would write through a link, or over others' files.
 

@@ -42,8 +42,9 @@ class SlurmArray:
         share = self._share(runs, alive)
         if not share.tasks:
             return self._nothing_to_do(runs, share)
-        words = [f"{key}={value}" for key, value in self._environment.items()]
-        return shlex.join([*words, *self._command(share.tasks)])
+        # With a quote before its "=" bash takes an assignment for a command.
+        words = [f"{key}={shlex.quote(value)}" for key, value in self._environment.items()]
+        return " ".join([*words, shlex.join(self._command(share.tasks))])
 
     def submit(self) -> str:
         """Submit the array; return a line for the user.

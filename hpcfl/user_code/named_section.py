@@ -32,8 +32,11 @@ def section_of(kinds: Collection[str], plain: str) -> Callable[[Any], Any]:
             )
         if kind_of(given) not in {plain, *kinds}:
             found = given.get("kind") if isinstance(given, dict) else given
+            # As a kind, a dotted path is in the wrong key.
+            own = isinstance(found, str) and "." in found and OWN in kinds
+            expected = f"{{kind: {OWN}, of: {found:.60}}}" if own else "a dotted path"
             raise ValueError(
-                f"found {found!r:.60}, expected one of {plain}, {known}, or a dotted path"
+                f"found {found!r:.60}, expected one of {plain}, {known}, or {expected}"
             )
         return given
 

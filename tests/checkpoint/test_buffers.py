@@ -120,7 +120,10 @@ def test_damage(run, tmp_path, refused):
     whole = path.read_bytes()
     for harm, message in HARMS:
         harm(path)
-        for command in (["resume", run], ["export", run, "--state-dict", tmp_path / "x"]):
+        for command in (
+            ["resume", run],
+            ["export", run, "--state-dict", tmp_path / "x.safetensors"],
+        ):
             line = refused(*command)
             assert line.startswith(f"StoreError: {path}: ")
             assert message in line

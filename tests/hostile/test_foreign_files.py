@@ -31,6 +31,7 @@ EXAMPLES = {
     "POINT": "seed0",
     "RUN": "seed0",
     "SUBMISSION": "12",
+    "SECRET": 8 * "0123",
 }
 
 

@@ -116,6 +116,11 @@ def test_a_section_without_kind_is_one_line(tmp_path):
     assert str(refused.value).endswith("its keys; say kind in place of name")
 
 
+def test_a_dotted_path_as_a_kind(tmp_path):
+    with pytest.raises(JobError, match=r"muon, or \{kind: own, of: torch\.optim\.SGD\}$"):
+        load(job(tmp_path, {"kind": "torch.optim.SGD"}))
+
+
 def test_wrong_keys_are_one_line(tmp_path):
     with pytest.raises(JobError, match=r'optimizer\.keys: \S*Sign has no "scal" ') as refused:
         load(job(tmp_path, {"kind": "own", "of": f"{__name__}.Sign", "keys": {"scal": 2}}))

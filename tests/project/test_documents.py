@@ -3,6 +3,7 @@
 import re
 from dataclasses import fields
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -37,6 +38,23 @@ def test_the_files_that_a_page_names_exist(page):
     tops = [ROOT, ROOT / "hpcfl", *(path for path in (ROOT / "hpcfl").iterdir() if path.is_dir())]
     tops += [ROOT / "hpcfl/data/sources"]
     assert [name for name in named if not any((top / name).exists() for top in tops)] == []
+
+
+GROUPS = {"hpcfl.algorithm", "hpcfl.data", "hpcfl.model"}  # of entry points
+
+
+def test_what_pages_name_by_a_dotted_path_can_be_imported():
+    """In code, with or without arguments: `hpcfl.read_runs(DIRS)`."""
+    dotted = re.compile(r"`(hpcfl(?:\.\w+)+)(?:\([^`]*\))?`")
+    named = {name for path in DOCUMENTS for name in dotted.findall(path.read_text())} - GROUPS
+    assert len(named) > 10
+    absent = []
+    for name in named:
+        try:
+            resolve_name(name)
+        except (ImportError, AttributeError):
+            absent.append(name)
+    assert absent == []
 
 
 SECTIONS = {field.name for field in fields(Job)}

@@ -44,7 +44,7 @@ MISTAKES = [
     ("run mnist/fedavg_two_classes", "found neither MNIST/raw"),
     ("status nowhere", "holds no run (no job.yaml)"),
     ("report .", "so this is no run directory"),
-    ("report runs --plot a.gif", "a plot is written as"),
+    ("report runs --plot a.gif", "expected one in .png or .pdf or .svg"),
     ("report runs --y test_los", "no round in log.jsonl has"),
     ("report runs --size big", "expected WIDTHxHEIGHT in inches"),
 ]

@@ -55,7 +55,7 @@ def final(root, hpcfl):
     path = root.parent / "final.yaml"
     done = hpcfl("report", root, "--chosen", "--write-sweep", path)
     assert done.code == 0, done.err
-    assert done.out[-1] == f"{path}: a sweep of 4 runs, with all training data"
+    assert done.out[-1] == f"{path}: a sweep of 4 runs, without validation data"
     return path
 
 

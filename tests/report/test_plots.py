@@ -132,9 +132,9 @@ def test_the_ending_says_the_kind_of_picture(tmp_path, name, begin):
 
 @pytest.mark.parametrize("name", ["a.gif", "a"])
 def test_other_kinds_of_pictures_are_refused(tmp_path, name):
-    with pytest.raises(JobError, match=r"a plot is written as \.png, \.pdf, \.svg"):
+    with pytest.raises(JobError, match=r"expected one in \.png or \.pdf or \.svg"):
         Plot([run("one")], [tmp_path / name])
-    with pytest.raises(JobError, match=r"a plot is written as \.png, \.pdf, \.svg"):
+    with pytest.raises(JobError, match=r"expected one in \.png or \.pdf or \.svg"):
         plot_partition(np.ones(3, np.int64), tmp_path / name)
 
 

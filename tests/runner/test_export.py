@@ -207,8 +207,8 @@ def test_data_of_another_shape(run, arrays, tmp_path, refused):
     [
         ([], "nothing to write; give -o F.npz or --state-dict F.safetensors"),
         (["--clients", "--state-dict", "x"], "--clients adds to an .npz; give -o F.npz"),
-        (["-o", "x.pt"], "export: -o x.pt: writes .npz alone; expected a name that ends in it"),
-        (["--state-dict", "x.pth"], "--state-dict x.pth: writes .safetensors alone; expected"),
+        (["-o", "x.pt"], "x.pt: cannot be written: found the name x.pt, expected one in .npz"),
+        (["--state-dict", "x.pth"], "found the name x.pth, expected one in .safetensors"),
         (["-o", "no/such/x.npz"], "no/such/x.npz: cannot be written: there is no directory"),
     ],
 )

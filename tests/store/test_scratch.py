@@ -83,7 +83,7 @@ def test_the_disk_is_left_as_it_was_found(store, near, make, tmp_path):
 
 def test_a_disk_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"file.*: cannot be written: File exists"):
+    with pytest.raises(StoreError, match=r"^store.dir: no folder .*file: File exists; choose"):
         scratch_folder(tmp_path / "file", tmp_path / "run", 0)
 
 

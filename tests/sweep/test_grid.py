@@ -197,7 +197,14 @@ def test_jobs_and_sweeps_are_told_apart(refused, tmp_path, sweep):
         read_sweep(tmp_path / "t.yaml")
 
 
-@pytest.mark.parametrize("name", ["lock", "sweep.log", "a.log", "a.yaml"])
+# With what is made of it: of `sweep` sweep.log.
+NAMES_OF_FILES = (
+    *("lock", "sweep", "sweep.log", "report.png", "a.log", "a.yaml"),
+    *("a.part", "a.yaml.part", "a.12.starts"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES_OF_FILES)
 def test_names_of_the_sweeps_own_files(refused, name):
     text = f"job: base.yaml\ngrid:\n  lr:\n    {name}: {{local.lr: 0.1}}"
     assert refused(text).startswith(f"s.yaml:4: a run cannot be called '{name}'")

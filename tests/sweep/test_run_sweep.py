@@ -64,6 +64,17 @@ def test_the_directory_of_a_run_is_none_of_runs(file, tmp_path, refused):
     assert [path.name for path in run.iterdir()] == ["job.yaml"]
 
 
+@pytest.mark.parametrize("more", ["", "--write-jobs", "--dry-run", "--submit"])
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_file_is_no_directory_of_runs(file, tmp_path, refused, more, below):
+    (tmp_path / "user.txt").write_text("theirs")
+    line = refused("sweep", file, "--out", tmp_path / "user.txt" / below, *more.split())
+    assert line == (
+        f"JobError: {tmp_path / 'user.txt'}: is a file, expected a directory; choose another with "
+        "--out"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
 def test_a_sweep_whose_data_moved(file, job, tmp_path, hpcfl, refused):

@@ -1,5 +1,7 @@
 """A sweep in parts, and as an array of Slurm's: what is submitted, and how far it is."""
 
+import subprocess
+
 import pytest
 
 from hpcfl.errors import JobError
@@ -183,6 +185,14 @@ def test_the_command_is_shown(file, here, hpcfl):
     ]
     assert not (here / "submitted").exists()
     assert not (here / "runs").exists()
+
+
+def test_a_shell_takes_the_command_that_is_shown(file, here, hpcfl):
+    """Also with names that need quotes."""
+    spaced = file.rename(here / "my sweep.yaml")
+    (shown,) = hpcfl("sweep", spaced, "--submit", "--dry-run").out
+    subprocess.run(["bash", "-c", shown], check=True)
+    assert (here / "submitted").read_text().startswith("runs/my sweep 1 --array=0-4 ")
 
 
 def test_what_cannot_be_submitted(file, here, monkeypatch, refused):

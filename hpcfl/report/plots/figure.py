@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from hpcfl.errors import JobError
-from hpcfl.io.atomic import check_output, write_output
 from hpcfl.io.packages import refuse_shadow
+from hpcfl.run_dir.outputs import check_output, write_output
 from hpcfl.run_dir.sweep_log import PLOT_MARK
 
 if TYPE_CHECKING:
@@ -112,13 +112,6 @@ def _has_its_label(axes: Axes, figure: Figure) -> bool:
     return bool(label.y0 >= picture.y0 and label.y1 <= picture.y1)
 
 
-def file_format(path: Path) -> str:
-    """The kind of picture that a file's name asks for."""
-    if path.suffix.lower() not in FORMATS:
-        raise JobError(f"{path}: a plot is written as {', '.join(FORMATS)}; choose one of them")
-    return path.suffix.lower().removeprefix(".")
-
-
 def save(figure: Figure, paths: Sequence[Path]) -> None:
     """Write the figure to every file.
 
@@ -131,10 +124,11 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
     from matplotlib import rc_context
 
     for path in paths:
-        form, content = file_format(path), io.BytesIO()
+        check_plot(path)
+        form, content = path.suffix.lower().removeprefix("."), io.BytesIO()
         with rc_context({"pdf.fonttype": 42}):  # journals refuse the default, Type 3
             figure.savefig(content, format=form, metadata=PLOT_MARK if form == "png" else None)
-        write_output(path, content.getvalue(), make_folder=True)
+        write_output(path, content.getvalue(), FORMATS, make_folder=True)
 
 
 def check_plot(path: Path) -> None:
@@ -143,5 +137,4 @@ def check_plot(path: Path) -> None:
     Raises:
         JobError: it cannot be written, or is of another kind.
     """
-    file_format(path)
-    check_output(path, make_folder=True)
+    check_output(path, FORMATS, make_folder=True)
