@@ -127,10 +127,11 @@ def _check_stop(components: Components, stop: Stop) -> None:
     if stop.metric is None:
         raise JobError("stop: this data has no test set, so the run has no score; set stop.metric")
     if models is not None and models.x == "not trained" and is_of_x(stop.metric):
+        default = stop.metric == next(iter(components.scores), None)
+        found = f"the default, {stop.metric}, is" if default else f"found {stop.metric},"
         raise JobError(
-            f"stop.metric: found {stop.metric}, of x{models.of_x}; expected a score of the "
-            "clients' own models, such as personal_loss, which data.holdout and "
-            "evaluate.personal=true give"
+            f"stop.metric: {found} of x{models.of_x}; expected a score of the clients' own models, "
+            "such as personal_loss, which data.holdout and evaluate.personal=true give"
         )
     if stop.metric not in known:
         raise JobError(
