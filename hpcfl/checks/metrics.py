@@ -6,6 +6,7 @@ from itertools import islice
 
 import numpy as np
 
+from hpcfl.checks.data import require_finite
 from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.evaluation.config import Stop, metric_name
@@ -161,6 +162,7 @@ def check_tests(trial: Trial) -> None:
     with trial.data_errors():
         batches = list(islice(components.tests(TESTED).batches(0, 1), 1))
     for batch in batches:
+        require_finite(trial, batch, "the first test examples")
         with trial.model_errors(batch):
             outputs = trial.gradient.predict(components.x0, batch.inputs)
             trial.gradient.loss(outputs, batch.labels)

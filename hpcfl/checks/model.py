@@ -128,19 +128,35 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
         trial.check_undrawn(before, "model", "name", said, "drop while training alone")
         loss = trial.gradient.loss(outputs, batch.labels)
         if not trial.resumed:  # else the run began with other parameters, from its directory
-            _check_finite(trial, {"outputs": outputs, "loss": loss, "gradient": grads[0]})
+            found = {"outputs": outputs, "loss": loss, "gradient": grads[0]}
+            _check_finite(trial, found, "the first batch")
+            _check_largest(trial)
     return grads[0], outputs
 
 
-def _check_finite(trial: Trial, found: Mapping[str, Tensor]) -> None:
-    """Refuse numbers of the first batch that are not finite at the initial parameters."""
+def _check_finite(trial: Trial, found: Mapping[str, Tensor], where: str) -> None:
+    """Refuse numbers of a batch that are not finite at the initial parameters."""
     for what, numbers in found.items():
         if not bool(numbers.isfinite().all()):
             raise JobError(
-                f"{trial.name('model', 'name')}: nan or inf in its {what}{trial.in_model} for the "
-                "first batch, before any step, expected finite numbers; look for a division by 0, "
+                f"{trial.name('model', 'name')}: nan or inf in its {what}{trial.in_model} for "
+                f"{where}, before any step, expected finite numbers; look for a division by 0, "
                 "a log or a root in the model or the loss, and for the size of the inputs"
             )
+
+
+def _check_largest(trial: Trial) -> None:
+    """Refuse a training example so large that its outputs or its loss are not finite."""
+    if trial.largest is None:
+        return
+    where, one = trial.largest
+    # In a batch as long as the first one, which the model can take.
+    pairs = zip(one, trial.batches[0], strict=True)
+    batch = Batch(*(torch.cat([largest, other[1:]]) for largest, other in pairs))
+    outputs = trial.gradient.predict(trial.components.x0, batch.inputs)
+    loss = trial.gradient.loss(outputs, batch.labels)
+    where = f"a batch with {where}, which has the largest number in its inputs"
+    _check_finite(trial, {"outputs": outputs, "loss": loss}, where)
 
 
 def _check_convolutions(trial: Trial, batch: Batch) -> None:

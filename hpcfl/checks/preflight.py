@@ -9,7 +9,13 @@ classes, where it builds (``hpcfl.setup``).
 import torch
 
 from hpcfl.checks.algorithm import check_algorithm, check_features, check_server_memory
-from hpcfl.checks.data import check_batches, check_padding_labels, check_range, check_rows
+from hpcfl.checks.data import (
+    check_batches,
+    check_finite,
+    check_padding_labels,
+    check_range,
+    check_rows,
+)
 from hpcfl.checks.metrics import check_scores, check_tests
 from hpcfl.checks.model import (
     check_batches_of_one,
@@ -102,6 +108,7 @@ def check_classes(components: Components, *, resumed: bool) -> tuple[str, ...]:
 def _check_on_batches(trial: Trial) -> tuple[str, ...]:
     # An error of a class is named as that class's: so each is tried with what was found right.
     check_padding_labels(trial)
+    check_finite(trial)
     check_batches(trial)
     check_rows(trial)
     check_batches_of_one(trial)
