@@ -22,7 +22,7 @@ from hpcfl.user_code.generators import generators
 ROWS = 8  # that a transform makes inputs of, together and one by one
 # Of the largest input: a float32 sum over the rows of a batch in another order differs by less, a
 # mean or a maximum taken over other rows by more.
-_ROUNDING = 1e-4
+ROUNDING = 1e-4
 _HPCFL = __name__.partition(".")[0]
 
 
@@ -65,11 +65,12 @@ def check_finite(trial: Trial) -> None:
         highest = np.maximum.reduce([peaks(one) for one in _tensors(inputs, dataset.named)])
         row = row_not_finite(highest)
         if row is not None:
-            made = trial.batch_of_one(inputs, labels, row)
-            require_finite(trial, made, f"row {row} of {part}")
+            one = trial.batch_of(inputs[row : row + 1], labels[row : row + 1])
+            require_finite(trial, one, f"row {row} of {part}")
         if part == "train" and highest.any():
             row = int(np.nan_to_num(highest, posinf=0.0).argmax())
-            trial.largest = f"row {row} of train", trial.batch_of_one(inputs, labels, row)
+            one = trial.batch_of(inputs[row : row + 1], labels[row : row + 1])
+            trial.largest = f"row {row} of train", one
 
 
 def require_finite(trial: Trial, batch: Batch, where: str) -> None:
@@ -190,7 +191,7 @@ def _by_row(trial: Trial, make: Transform) -> bool:
     made, other = together.double(), torch.cat(alone).double()
     largest = float(made.nan_to_num().abs().max())
     return made.shape == other.shape and torch.allclose(
-        made, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True
+        made, other, rtol=0.0, atol=ROUNDING * largest, equal_nan=True
     )
 
 

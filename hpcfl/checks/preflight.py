@@ -22,6 +22,7 @@ from hpcfl.checks.model import (
     check_model,
     check_model_again,
     check_normalization,
+    loss_notes,
     probability_notes,
 )
 from hpcfl.checks.padding import padding_notes
@@ -116,4 +117,4 @@ def _check_on_batches(trial: Trial) -> tuple[str, ...]:
     check_algorithm(trial)
     check_tests(trial)
     check_model_again(trial, grad, outputs)  # last, when it has seen other batches
-    return probability_notes(trial, outputs)
+    return (*probability_notes(trial, outputs), *loss_notes(trial))

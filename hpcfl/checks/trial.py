@@ -69,17 +69,16 @@ class Trial:
         model = self.components.model
         return defined(type(model).forward) or defined(type(self.components.job.model).build)
 
-    def batch_of_one(self, inputs: Tensor, labels: Tensor, row: int) -> Batch:
-        """A batch of one example in memory, without augmentation.
+    def batch_of(self, inputs: Tensor, labels: Tensor) -> Batch:
+        """A batch of stored examples, without augmentation.
 
         Raises:
             JobError: the user's transform cannot make it.
         """
-        dataset, device = self.components.dataset, self.components.device
-        one = Batch(*(leaf[row : row + 1].to(device) for leaf in (inputs, labels)))
+        device, dtype = self.components.device, self.components.x0.dtype
         with self.data_errors():
-            made = dataset.transform(one.inputs, self.components.x0.dtype, None)
-        return one._replace(inputs=made)
+            made = self.components.dataset.transform(inputs.to(device), dtype, None)
+        return Batch(made, labels.to(device))
 
     def inputs_of(self, batch: Batch) -> dict[str, Tensor]:
         """The inputs of a batch by name, or one called "inputs"."""
