@@ -123,6 +123,19 @@ def check_padding_labels(trial: Trial) -> None:
             )
 
 
+def class_notes(components: Components) -> tuple[str, ...]:
+    """A line on training labels that are all of one class, which every model learns to say."""
+    dataset = components.dataset
+    labels = dataset.train.labels
+    of_classes = dataset.loss == "cross_entropy" and dataset.classes is not None
+    if not of_classes or bool((labels != labels[0]).any()):
+        return ()
+    return (
+        f"warning: data.kind: {components.loaded.tree['data']['kind']}: all {len(labels)} training "
+        f"labels are of class {int(labels[0])}: there is nothing to tell apart; look at the labels",
+    )
+
+
 def check_batches(trial: Trial) -> None:
     """Make the first batch of each client twice.
 

@@ -15,6 +15,7 @@ from hpcfl.checks.data import (
     check_padding_labels,
     check_range,
     check_rows,
+    class_notes,
 )
 from hpcfl.checks.metrics import check_scores, check_tests
 from hpcfl.checks.model import (
@@ -69,7 +70,7 @@ def check_sizes(components: Components) -> tuple[str, ...]:
     check_server_memory(components)
     notes = check_scores(components)
     check_range(components)
-    return (*notes, *check_features(components))
+    return (*notes, *class_notes(components), *check_features(components))
 
 
 def check_classes(components: Components, *, resumed: bool) -> tuple[str, ...]:
