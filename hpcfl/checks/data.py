@@ -1,23 +1,28 @@
 """Check the data of a job: numbers in range, batches that can be made again, rows of their own."""
 
+import math
 from functools import partial
 from inspect import isfunction
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from hpcfl.checks.trial import Trial, defined_transform
 from hpcfl.data.base import DRAWS, Transform, augments
+from hpcfl.data.finite import peaks, row_not_finite
+from hpcfl.data.named_inputs import NamedInputs
 from hpcfl.errors import JobError
 from hpcfl.seeds import stream
 from hpcfl.setup.components import Components
-from hpcfl.types import PAD, Batch
+from hpcfl.types import PAD, Batch, Stored
 from hpcfl.user_code.generators import generators
 
 ROWS = 8  # that a transform makes inputs of, together and one by one
 # Of the largest input: a float32 sum over the rows of a batch in another order differs by less, a
 # mean or a maximum taken over other rows by more.
-_ROUNDING = 1e-4
+ROUNDING = 1e-4
 _HPCFL = __name__.partition(".")[0]
 
 
@@ -29,17 +34,72 @@ def check_range(components: Components) -> None:
     """
     dataset, dtype = components.dataset, components.x0.dtype
     for examples in filter(None, (dataset.train, dataset.test)):
-        inputs, named = examples.inputs, dataset.named
-        parts = named.unpack(inputs).values() if named and torch.is_tensor(inputs) else [inputs]
-        for tensor in filter(torch.is_tensor, (*parts, examples.labels)):
+        for tensor in (*_tensors(examples.inputs, dataset.named), examples.labels):
             if tensor.dtype != torch.float64 or not tensor.numel() or dtype == torch.float64:
                 continue
             largest = max(abs(end.item()) for end in torch.aminmax(tensor))
-            if largest > torch.finfo(dtype).max:
+            if torch.finfo(dtype).max < largest < math.inf:  # inf itself: ``check_finite``
                 raise JobError(
                     f"data: holds numbers up to {largest:.3g}, which are infinite in "
                     f"{str(dtype).removeprefix('torch.')}; scale them, or set precision: float64"
                 )
+
+
+def check_finite(trial: Trial) -> None:
+    """Refuse examples in memory that are not finite; a transform may replace such inputs.
+
+    Raises:
+        JobError: a number in the data is not finite.
+    """
+    dataset = trial.components.dataset
+    for part, examples in (("train", dataset.train), ("test", dataset.test)):
+        if examples is None:
+            continue
+        inputs, labels = examples
+        row = row_not_finite(peaks(labels))
+        if row is not None:
+            raise _not_finite(trial, "labels", f"row {row} of {part}")
+        # A client's own transform may replace numbers, too: its batches show that.
+        if not isinstance(inputs, Tensor) or not len(labels) or dataset.personal is not None:
+            continue
+        highest = np.maximum.reduce([peaks(one) for one in _tensors(inputs, dataset.named)])
+        row = row_not_finite(highest)
+        if row is not None:
+            one = trial.batch_of(inputs[row : row + 1], labels[row : row + 1])
+            require_finite(trial, one, f"row {row} of {part}")
+        if part == "train" and highest.any():
+            row = int(np.nan_to_num(highest, posinf=0.0).argmax())
+            one = trial.batch_of(inputs[row : row + 1], labels[row : row + 1])
+            trial.largest = f"row {row} of train", one
+
+
+def require_finite(trial: Trial, batch: Batch, where: str) -> None:
+    """Refuse a batch whose numbers are not finite.
+
+    Args:
+        trial: of the job.
+        batch: that was made.
+        where: its examples are from, for the message.
+
+    Raises:
+        JobError: one is not.
+    """
+    for name, tensor in (*trial.inputs_of(batch).items(), ("labels", batch.labels)):
+        if not bool(tensor.isfinite().all()):
+            raise _not_finite(trial, name, where)
+
+
+def _not_finite(trial: Trial, name: str, where: str) -> JobError:
+    return JobError(
+        f"{trial.name('data', 'kind')}: {name} of {where}: nan or inf, expected finite numbers"
+    )
+
+
+def _tensors(inputs: Tensor | Stored, named: NamedInputs | None) -> list[Tensor]:
+    """The inputs that are in memory [n, ...], one by one where they have names."""
+    if not isinstance(inputs, Tensor):
+        return []
+    return [*named.unpack(inputs).values()] if named else [inputs]
 
 
 def check_padding_labels(trial: Trial) -> None:
@@ -63,6 +123,19 @@ def check_padding_labels(trial: Trial) -> None:
             )
 
 
+def class_notes(components: Components) -> tuple[str, ...]:
+    """A line on training labels that are all of one class, which every model learns to say."""
+    dataset = components.dataset
+    labels = dataset.train.labels
+    of_classes = dataset.loss == "cross_entropy" and dataset.classes is not None
+    if not of_classes or bool((labels != labels[0]).any()):
+        return ()
+    return (
+        f"warning: data.kind: {components.loaded.tree['data']['kind']}: all {len(labels)} training "
+        f"labels are of class {int(labels[0])}: there is nothing to tell apart; look at the labels",
+    )
+
+
 def check_batches(trial: Trial) -> None:
     """Make the first batch of each client twice.
 
@@ -72,6 +145,7 @@ def check_batches(trial: Trial) -> None:
     """
     for client in trial.clients:
         trial.batches[client] = _batch(trial, client)
+        require_finite(trial, trial.batches[client], f"the first batch of client {client}")
         _check_repeated(trial, client)
 
 
@@ -104,13 +178,7 @@ def _batch(trial: Trial, client: int) -> Batch:
 def _check_repeated(trial: Trial, client: int) -> None:
     """Refuse a transform that gives other inputs when a batch is made again."""
     pairs = zip(trial.batches[client], _batch(trial, client), strict=True)
-    found = [(old, new) for old, new in pairs if not torch.equal(old, new)]
-    if found and all(torch.equal(old.nan_to_num(), new.nan_to_num()) for old, new in found):
-        raise JobError(
-            f"{trial.name('data', 'kind')}: client {client} has examples that are not finite "
-            "(nan), expected finite numbers"
-        )
-    if found:
+    if not all(torch.equal(old, new) for old, new in pairs):
         raise JobError(
             f"{trial.name('data', 'kind')}: its transform{trial.in_transform} gave other inputs "
             "when a batch was made again; expected what follows from the stored rows and the "
@@ -136,7 +204,7 @@ def _by_row(trial: Trial, make: Transform) -> bool:
     made, other = together.double(), torch.cat(alone).double()
     largest = float(made.nan_to_num().abs().max())
     return made.shape == other.shape and torch.allclose(
-        made, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True
+        made, other, rtol=0.0, atol=ROUNDING * largest, equal_nan=True
     )
 
 

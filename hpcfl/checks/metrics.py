@@ -6,6 +6,7 @@ from itertools import islice
 
 import numpy as np
 
+from hpcfl.checks.data import require_finite
 from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.evaluation.config import Stop, metric_name
@@ -127,10 +128,11 @@ def _check_stop(components: Components, stop: Stop) -> None:
     if stop.metric is None:
         raise JobError("stop: this data has no test set, so the run has no score; set stop.metric")
     if models is not None and models.x == "not trained" and is_of_x(stop.metric):
+        default = stop.metric == next(iter(components.scores), None)
+        found = f"the default, {stop.metric}, is" if default else f"found {stop.metric},"
         raise JobError(
-            f"stop.metric: found {stop.metric}, of x{models.of_x}; expected a score of the "
-            "clients' own models, such as personal_loss, which data.holdout and "
-            "evaluate.personal=true give"
+            f"stop.metric: {found} of x{models.of_x}; expected a score of the clients' own models, "
+            "such as personal_loss, which data.holdout and evaluate.personal=true give"
         )
     if stop.metric not in known:
         raise JobError(
@@ -160,6 +162,7 @@ def check_tests(trial: Trial) -> None:
     with trial.data_errors():
         batches = list(islice(components.tests(TESTED).batches(0, 1), 1))
     for batch in batches:
+        require_finite(trial, batch, "the first test examples")
         with trial.model_errors(batch):
             outputs = trial.gradient.predict(components.x0, batch.inputs)
             trial.gradient.loss(outputs, batch.labels)

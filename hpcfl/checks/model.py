@@ -7,18 +7,22 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hpcfl.checks.data import ROUNDING, ROWS
 from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.engine.statistics import WithStatistics
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES, widen
 from hpcfl.models.statistics import batch_norms, keeps_statistics, normalises_batches
-from hpcfl.models.training_loss import OwnLoss
+from hpcfl.models.training_loss import Focal, LabelSmoothing, OwnLoss
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch, Vector
 from hpcfl.user_code.generators import generators, restored
 from hpcfl.user_code.names import short_name
 
+_Loss = LabelSmoothing | Focal | OwnLoss
+_FEWEST = 4  # examples that are divided: a loss may squeeze a batch of one
+_MOVED = 0.01
 _OF_ONE = 1e-3  # by which a sum of probabilities may differ from 1
 
 
@@ -128,19 +132,35 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
         trial.check_undrawn(before, "model", "name", said, "drop while training alone")
         loss = trial.gradient.loss(outputs, batch.labels)
         if not trial.resumed:  # else the run began with other parameters, from its directory
-            _check_finite(trial, {"outputs": outputs, "loss": loss, "gradient": grads[0]})
+            found = {"outputs": outputs, "loss": loss, "gradient": grads[0]}
+            _check_finite(trial, found, "the first batch")
+            _check_largest(trial)
     return grads[0], outputs
 
 
-def _check_finite(trial: Trial, found: Mapping[str, Tensor]) -> None:
-    """Refuse numbers of the first batch that are not finite at the initial parameters."""
+def _check_finite(trial: Trial, found: Mapping[str, Tensor], where: str) -> None:
+    """Refuse numbers of a batch that are not finite at the initial parameters."""
     for what, numbers in found.items():
         if not bool(numbers.isfinite().all()):
             raise JobError(
-                f"{trial.name('model', 'name')}: nan or inf in its {what}{trial.in_model} for the "
-                "first batch, before any step, expected finite numbers; look for a division by 0, "
+                f"{trial.name('model', 'name')}: nan or inf in its {what}{trial.in_model} for "
+                f"{where}, before any step, expected finite numbers; look for a division by 0, "
                 "a log or a root in the model or the loss, and for the size of the inputs"
             )
+
+
+def _check_largest(trial: Trial) -> None:
+    """Refuse a training example so large that its outputs or its loss are not finite."""
+    if trial.largest is None:
+        return
+    where, one = trial.largest
+    # In a batch as long as the first one, which the model can take.
+    pairs = zip(one, trial.batches[0], strict=True)
+    batch = Batch(*(torch.cat([largest, other[1:]]) for largest, other in pairs))
+    outputs = trial.gradient.predict(trial.components.x0, batch.inputs)
+    loss = trial.gradient.loss(outputs, batch.labels)
+    where = f"a batch with {where}, which has the largest number in its inputs"
+    _check_finite(trial, {"outputs": outputs, "loss": loss}, where)
 
 
 def _check_convolutions(trial: Trial, batch: Batch) -> None:
@@ -192,17 +212,33 @@ def _check_loss(trial: Trial, batch: Batch) -> None:
         )
     outputs = widen(trial.gradient.predict(trial.components.x0, batch.inputs))
     expected = tuple(LOSSES[dataset.loss].terms(outputs, batch.labels).shape)
-    name = f"loss: {short_name(loss.of) if isinstance(loss, OwnLoss) else loss.kind}"
-    function = loss.made if isinstance(loss, OwnLoss) else loss
-    given = f"outputs {shape_text(outputs)}, labels {shape_text(batch.labels)}"
-    with as_job_error(name, f"cannot be computed of a batch ({given})", "", function):
-        found: object = loss.terms(outputs, batch.labels)
+    found: object = _terms(loss, outputs, batch.labels)
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     if shape != expected:
         raise JobError(
-            f"{name}: returned {shape} of a batch ({given}), expected terms {expected}, one for "
-            "each example or label; the mean is hpcfl's"
+            f"{_loss_name(loss)}: returned {shape} of a batch ({_given(outputs, batch.labels)}), "
+            f"expected terms {expected}, one for each example or label; the mean is hpcfl's"
         )
+
+
+def _terms(loss: _Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """What a loss returns for a batch.
+
+    Raises:
+        JobError: it raises.
+    """
+    function = loss.made if isinstance(loss, OwnLoss) else loss
+    does = f"cannot be computed of a batch ({_given(outputs, labels)})"
+    with as_job_error(_loss_name(loss), does, "", function):
+        return loss.terms(outputs, labels)
+
+
+def _loss_name(loss: _Loss) -> str:
+    return f"loss: {short_name(loss.of) if isinstance(loss, OwnLoss) else loss.kind}"
+
+
+def _given(outputs: Tensor, labels: Tensor) -> str:
+    return f"outputs {shape_text(outputs)}, labels {shape_text(labels)}"
 
 
 def check_model_again(trial: Trial, grad: Vector, outputs: Tensor) -> None:
@@ -244,6 +280,30 @@ def probability_notes(trial: Trial, outputs: Tensor) -> tuple[str, ...]:
             "model end in a softmax? Leave it out",
         )
     return ()
+
+
+def loss_notes(trial: Trial) -> tuple[str, ...]:
+    """A line on a user's loss whose term of an example depends on the others of its batch."""
+    loss, dataset, x0 = trial.components.job.loss, trial.components.dataset, trial.components.x0
+    count = min(ROWS, len(dataset.train.labels))
+    if not isinstance(loss, OwnLoss) or count < _FEWEST:
+        return ()
+    batch = trial.batch_of(dataset.sample(count), dataset.train.labels[:count])
+    # Initial outputs may all be zero, and terms alike.
+    moved = x0 + _MOVED * torch.arange(len(x0)).cos().to(x0)
+    outputs = widen(trial.gradient.predict(moved, batch.inputs))
+    # Each half backwards, so that no example has the neighbours that it has in the batch.
+    halves = torch.arange(len(outputs)).flip(0).to(outputs.device).chunk(2)
+    among_all = _terms(loss, outputs, batch.labels)
+    in_halves = torch.cat([_terms(loss, outputs[half], batch.labels[half]) for half in halves])
+    allowed = ROUNDING * float(among_all.abs().max())
+    if torch.allclose(among_all.flip(0), in_halves, rtol=0.0, atol=allowed, equal_nan=True):
+        return ()
+    return (
+        f"warning: {_loss_name(loss)}: its term of an example depends on the other "
+        "examples of the batch: losses depend on evaluate.batch_size; if that is not meant, let it "
+        "compute each term of one example's output and label",
+    )
 
 
 def gradient_at(trial: Trial, point: Vector, batch: Batch, seed: int) -> Vector:

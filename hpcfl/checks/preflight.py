@@ -9,13 +9,21 @@ classes, where it builds (``hpcfl.setup``).
 import torch
 
 from hpcfl.checks.algorithm import check_algorithm, check_features, check_server_memory
-from hpcfl.checks.data import check_batches, check_padding_labels, check_range, check_rows
+from hpcfl.checks.data import (
+    check_batches,
+    check_finite,
+    check_padding_labels,
+    check_range,
+    check_rows,
+    class_notes,
+)
 from hpcfl.checks.metrics import check_scores, check_tests
 from hpcfl.checks.model import (
     check_batches_of_one,
     check_model,
     check_model_again,
     check_normalization,
+    loss_notes,
     probability_notes,
 )
 from hpcfl.checks.padding import padding_notes
@@ -62,7 +70,7 @@ def check_sizes(components: Components) -> tuple[str, ...]:
     check_server_memory(components)
     notes = check_scores(components)
     check_range(components)
-    return (*notes, *check_features(components))
+    return (*notes, *class_notes(components), *check_features(components))
 
 
 def check_classes(components: Components, *, resumed: bool) -> tuple[str, ...]:
@@ -102,6 +110,7 @@ def check_classes(components: Components, *, resumed: bool) -> tuple[str, ...]:
 def _check_on_batches(trial: Trial) -> tuple[str, ...]:
     # An error of a class is named as that class's: so each is tried with what was found right.
     check_padding_labels(trial)
+    check_finite(trial)
     check_batches(trial)
     check_rows(trial)
     check_batches_of_one(trial)
@@ -109,4 +118,4 @@ def _check_on_batches(trial: Trial) -> tuple[str, ...]:
     check_algorithm(trial)
     check_tests(trial)
     check_model_again(trial, grad, outputs)  # last, when it has seen other batches
-    return probability_notes(trial, outputs)
+    return (*probability_notes(trial, outputs), *loss_notes(trial))

@@ -43,6 +43,9 @@ class Trial:
         """Those that are tried."""
         self.batches: dict[int, Batch] = {}
         """The first batch of each in round 1, once ``hpcfl.checks.data`` has made them."""
+        self.largest: tuple[str, Batch] | None = None
+        """The training example with the largest float in its inputs, and where it is; None where
+        there is none in memory, or clients have transforms of their own."""
 
     def name(self, section: str, key: str) -> str:
         """A key of the job and its value, for messages."""
@@ -66,6 +69,24 @@ class Trial:
         model = self.components.model
         return defined(type(model).forward) or defined(type(self.components.job.model).build)
 
+    def batch_of(self, inputs: Tensor, labels: Tensor) -> Batch:
+        """A batch of stored examples, without augmentation.
+
+        Raises:
+            JobError: the user's transform cannot make it.
+        """
+        device, dtype = self.components.device, self.components.x0.dtype
+        with self.data_errors():
+            made = self.components.dataset.transform(inputs.to(device), dtype, None)
+        return Batch(made, labels.to(device))
+
+    def inputs_of(self, batch: Batch) -> dict[str, Tensor]:
+        """The inputs of a batch by name, or one called "inputs"."""
+        named = self.components.dataset.named
+        if named is None:
+            return {"inputs": batch.inputs}
+        return named.given(self.components.x0.dtype).unpack(batch.inputs)
+
     def algorithm_errors(self) -> AbstractContextManager[None]:
         """Name the algorithm in an error of the block."""
         name, does = self.name("algorithm", "name"), "its trial before round 1 failed"
@@ -81,11 +102,7 @@ class Trial:
 
     def model_errors(self, batch: Batch) -> AbstractContextManager[None]:
         """Name the model, the data and what the batch is in an error of the block."""
-        named = self.components.dataset.named
-        inputs = {"inputs": batch.inputs}
-        if named is not None:
-            inputs = named.given(self.components.x0.dtype).unpack(batch.inputs)
-        tensors = (*inputs.items(), ("labels", batch.labels))
+        tensors = (*self.inputs_of(batch).items(), ("labels", batch.labels))
         given = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in tensors)
         does = f"cannot be trained on a batch of data.kind {self.kind} ({given})"
         job, name = self.components.job, self.name("model", "name")

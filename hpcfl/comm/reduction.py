@@ -148,7 +148,8 @@ def find_peaks(
         client, field = divmod(rest, fields)
         message = (
             f"client {client} on rank {rank}, round {round}: its upload {layout.names[field]!r} is"
-            " not finite; the round was not summed. Lower local.lr or set local.clip"
+            " not finite; the round was not summed. If its examples are finite and no larger than "
+            "others, lower local.lr or set local.clip"
         )
         raise DivergedError(message)
     return maxima[:fields].tolist(), maxima[fields + 1 :]

@@ -189,7 +189,7 @@ def _input(x: Any, where: str, lists: bool) -> _Input:
 
 def _longest(x: _Input) -> int:
     """The length of the longest list of integers, or of each row of one array."""
-    return max(map(np.size, x), default=0) if isinstance(x, list) else x[:1].size
+    return max(map(np.size, x), default=0) if isinstance(x, list) else np.atleast_1d(x)[:1].size
 
 
 def _padded(x: _Input, longest: int, name: str) -> NDArray[Any]:

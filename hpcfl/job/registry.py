@@ -203,7 +203,7 @@ def _imported(at: str, name: str, load: Callable[[], Any], folder: Path = Path()
         return load()
     except HpcflError:
         raise
-    except Exception as e:  # a user's module may raise anything
+    except (Exception, SystemExit) as e:  # a user's module may raise anything
         advice = import_advice(e, name, folder)
         if name.startswith(f"{_MAIN}."):
             advice = (

@@ -116,7 +116,7 @@ class Module(ModelConfig):
             raise JobError(f"model.of: {e}") from e
         except HpcflError:
             raise
-        except Exception as e:  # a module may raise anything, as torchvision beside another torch
+        except (Exception, SystemExit) as e:  # a module may raise anything, as torchvision does
             advice = import_advice(e, self.of)
             trace = traceback_hint() if user_code_location(e) else ""
             raise JobError(

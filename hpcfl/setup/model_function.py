@@ -7,12 +7,12 @@ draws from a generator of its own, or reads the clock, the environment, the host
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
@@ -69,20 +69,32 @@ class ModelFunction(BaseModel):
     training: _Sums | None
     """The same in training mode, but without dropout and by the running statistics that the model
     was made with; None where it draws other numbers there."""
+    in_pairs: _Sums = Field(default=(), exclude=True)
+    """As ``evaluation``, of the examples of ``_pairs``, each pair by itself."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line if the model in evaluation is not the function that is trained."""
-        if self.training is None:
-            return ()
-        apart = _apart(self.evaluation, self.training)
-        if apart <= TOLERANCE[self.precision]:
-            return ()
-        return (
-            f"model: its outputs in evaluation differ by {apart:.2g} of their norm from those in "
-            "training without dropout: scores are of another function than is trained; if that is "
-            "not meant, let forward compute the same in both",
-        )
+        """Lines if scores are of another function than is trained, or depend on the batches."""
+        found = []
+        apart = 0.0 if self.training is None else _apart(self.evaluation, self.training)
+        if apart > TOLERANCE[self.precision]:
+            found.append(
+                f"model: its outputs in evaluation differ by {apart:.2g} of their norm from those "
+                "in training without dropout: scores are of another function than is trained; if "
+                "that is not meant, let forward compute the same in both"
+            )
+        among_all = [self.evaluation[k] for k in chain(*_pairs(len(self.evaluation)))]
+        if (
+            self.in_pairs
+            and (apart := _apart(among_all, self.in_pairs)) > TOLERANCE[self.precision]
+        ):
+            found.append(
+                "warning: model: its outputs for an example in evaluation differ by "
+                f"{apart:.2g} of their norm with the other examples of the batch: scores depend on "
+                "evaluate.batch_size; if that is not meant, let forward compute each example by "
+                "itself"
+            )
+        return tuple(found)
 
     def difference(self, other: "ModelFunction", whose: str) -> str:
         """The first difference: "has ... where THAT OF RANK 0 has ..."; "" where there is none.
@@ -133,10 +145,12 @@ def model_function(
         if isinstance(layer, _DROPPING) or keeps_statistics(layer)
     ]
 
-    def sums(layers: Sequence[nn.Module]) -> _Sums:
+    def sums(layers: Sequence[nn.Module], at: slice | list[int]) -> _Sums:
         cast = autocast_bfloat16(device.type) if precision == "bf16" else nullcontext()
         with _in_evaluation(model, layers), cast:
-            return _sums(model(**keywords) if named else model(inputs))
+            if named:
+                return _sums(model(**{name: value[at] for name, value in keywords.items()}))
+            return _sums(model(inputs[at]))
 
     with (
         as_job_error(name, does, defined(where), model, loaded.job.data),
@@ -149,10 +163,13 @@ def model_function(
         inputs = dataset.transform(rows.to(device), x0.dtype, None)
         named = dataset.named and dataset.named.given(x0.dtype)
         keywords = {k: v.contiguous() for k, v in named.unpack(inputs).items()} if named else {}
+        every, count = slice(None), len(inputs)
         with torch.no_grad():
-            evaluation, before = sums([model]), generators()
+            evaluation = sums([model], every)
+            in_pairs = tuple(chain(*(sums([model], pair) for pair in _pairs(count))))
+            before = generators()
         with torch.enable_grad(), _WithoutDropout():
-            training = sums(still)
+            training = sums(still, every)
         drew = generators().changed(before)
     shapes = zip(trained(model), layout_of(model).shapes, strict=True)
     return ModelFunction(
@@ -160,6 +177,7 @@ def model_function(
         parameters=tuple(shapes),
         evaluation=evaluation,
         training=None if drew else training,
+        in_pairs=in_pairs,
     )
 
 
@@ -216,7 +234,17 @@ def _sums(outputs: Tensor) -> _Sums:
     return tuple((norm, weighted) for norm, weighted in both.tolist())
 
 
-def _apart(first: _Sums, other: _Sums) -> float:
+def _pairs(count: int) -> list[list[int]]:
+    """Pairs of the examples, in which none has the neighbours that it has among all.
+
+    Not single ones, of which batch normalisation has no statistics.
+    """
+    if count < 2:
+        return []
+    return [[2, 0], [3, 1]] if count == _EXAMPLES else [[count - 1, 0]]
+
+
+def _apart(first: Sequence[tuple[float, float]], other: _Sums) -> float:
     """The largest difference of two sums over the norm of the outputs."""
     if len(first) != len(other):
         return float("inf")

@@ -156,7 +156,7 @@ def find_object(name: str, accepts: Accepts) -> Any:
     return found
 
 
-def import_advice(error: Exception, name: str, folder: Path = Path()) -> str:
+def import_advice(error: BaseException, name: str, folder: Path = Path()) -> str:
     """What to do where ``find_object(name)`` raised, for the end of a message; "" if unknown.
 
     Args:
@@ -223,7 +223,7 @@ def hold_objects(path: Path, content: bytes) -> None:
     try:
         found = torch.load(io.BytesIO(content), "cpu", weights_only=False)
         objects, names, modules = Content(**found)
-    except Exception as e:
+    except (Exception, SystemExit) as e:  # of the modules that it names
         raise StoreError(
             f"{path}: cannot be read: {one_line(f'{type(e).__name__}: {e}')}; the modules of the "
             "objects' classes must be importable (PYTHONPATH), and Python and its packages of the "

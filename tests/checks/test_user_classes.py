@@ -230,6 +230,11 @@ class CountsCalls(Net):
         return self.layer(x)
 
 
+class Squares(Net):
+    def forward(self, x):
+        return self.layer(x * x)
+
+
 class Remembers(Net):
     """Its evaluations depend on the last batch that was trained, by a buffer that is not saved."""
 
@@ -264,7 +269,7 @@ class TooLate(nn.Linear):
 
     def forward(self, inputs):
         self.evaluated += not self.training
-        if self.evaluated > 6:  # four in the trial, one of its function, one after round 0
+        if self.evaluated > 9:  # five in the trial, three of its function, one after round 0
             raise ValueError("too late")  # here: Evaluating
         return super().forward(inputs)
 
@@ -284,7 +289,7 @@ class Pairs(Net):
         return self.layer(x), x
 
 
-Pairing = model(Pairs)
+Pairing, Squaring = model(Pairs), model(Squares)
 
 
 @own
@@ -401,6 +406,48 @@ def changed(**new):
     return Data
 
 
+def put(number, what="inputs", transform=None):
+    """Data with this number in row 7."""
+
+    def train(d):
+        tensor = getattr(d.train, what).float()
+        tensor[7] = number
+        return d.train._replace(**{what: tensor})
+
+    return changed(
+        train=train,
+        test=lambda d: d.train,
+        transform=lambda d: transform or d.transform,
+        loss=lambda d: "squared" if what == "labels" else d.loss,
+    )
+
+
+def imputed(inputs, dtype, draws):
+    return inputs.to(dtype).nan_to_num()
+
+
+class Lazy:
+    """Inputs that are read when they are needed."""
+
+    workers = 1
+
+    def __init__(self, inputs):
+        self.inputs, self.shape, self.dtype = inputs, tuple(inputs.shape), inputs.dtype
+
+    def read(self, rows):
+        return self.inputs[torch.from_numpy(rows)]
+
+
+def lazy(inputs):
+    return Lazy(torch.full_like(inputs.float(), float("inf")))
+
+
+OneNan, OneInf, OneHuge = put(float("nan")), put(float("-inf")), put(-1e38)
+NanLabel = put(float("nan"), "labels")
+Imputed = put(float("nan"), transform=imputed)
+InfTest = changed(test=lambda d: d.train._replace(inputs=d.train.inputs / 0.0))
+LazyInf = changed(train=lambda d: d.train._replace(inputs=lazy(d.train.inputs)))
+LazyTest = changed(test=lambda d: d.train._replace(inputs=lazy(d.train.inputs)))
 Pair = changed(train=lambda d: tuple(d.train))
 Numpy1 = changed(train=lambda d: d.train._replace(inputs=d.train.inputs.numpy()))
 FewClasses = changed(classes=lambda d: 3)
@@ -634,6 +681,20 @@ BEFORE = [
         "TwoArguments",
         "; a transform is called with stored rows, a dtype, and draws or None",
     ),
+    (
+        "data",
+        "OneNan",
+        "mine.OneNan: inputs of row 7 of train: nan or inf, expected finite numb",
+    ),
+    ("data", "OneInf", "data.kind: mine.OneInf: inputs of row 7 of train: nan or inf"),
+    ("data", "NanLabel", "data.kind: mine.NanLabel: labels of row 7 of train: nan or inf"),
+    ("data", "InfTest", "data.kind: mine.InfTest: inputs of row 0 of test: nan or inf"),
+    (
+        "data",
+        "LazyInf",
+        "mine.LazyInf: inputs of the first batch of client 0: nan or inf",
+    ),
+    ("data", "LazyTest", "mine.LazyTest: inputs of the first test examples: nan or inf"),
     ("data", "NoData", "returns int, expected a hpcfl.data.base.Dataset"),
 ]
 
@@ -645,6 +706,19 @@ def test_a_class_that_would_fail_in_round_1(section, name, said, command, module
     assert said.replace("job.yaml:2", "command line") in line
     if f"# here: {name}" in CLASSES:
         assert line_of(module, name) in line
+
+
+def test_an_example_that_is_too_large_is_refused(module, job, refused, hpcfl):
+    """No learning rate helps where the outputs are infinite before any step."""
+    words = ("check", "--data", job, override(module, "data", "OneHuge"))
+    line = refused(*words, override(module, "model", "Squaring"))
+    assert "nan or inf in its outputs in forward (" in line
+    assert "for a batch with row 7 of train, which has the largest number in its inputs" in line
+    assert hpcfl(*words).code == 0
+
+
+def test_a_transform_may_replace_what_is_not_finite(module, job, hpcfl):
+    assert hpcfl("check", "--data", job, override(module, "data", "Imputed")).code == 0
 
 
 @pytest.mark.parametrize("name", ["CentredRows", "Flipped"])

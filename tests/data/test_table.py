@@ -437,6 +437,27 @@ def test_a_missing_label_among_numbers(tmp_path):
         load(tmp_path, "x,y\n\n1,2\n2,\n", label="y")
 
 
+@pytest.mark.parametrize("label_type", [None, "classes"])
+def test_long_integers_are_classes(tmp_path, label_type):
+    found = load(tmp_path, labelled(2**70, 5, 2**64), label="y", label_type=label_type)
+    assert found.train.labels.tolist() == [2, 0, 1]
+    assert f"5 is class 0, {2**64} 1, {2**70} 2" in found.notes[0]
+
+
+def test_long_integers_are_targets_if_a_float_holds_them(tmp_path):
+    found = load(tmp_path, labelled(2**70, 5, 2**64), label="y", label_type="numbers")
+    assert found.train.labels.tolist() == [[2.0**70], [5.0], [2.0**64]]
+    for label in ("9" * 309, "0" + "9" * 5000):
+        with pytest.raises(DataError, match=r"own.csv:3: column 'y' is inf, expected a finite"):
+            load(tmp_path, labelled("7", label, "05"), label="y", label_type="numbers")
+
+
+def test_long_integers_may_be_clients(tmp_path):
+    text = f"x,y,who\n1,0,{2**80}\n2,1,7\n3,1,{2**80}\n"
+    found = load(tmp_path, text, label="y", client="who")
+    assert [rows.tolist() for rows in found.natural] == [[1], [0, 2]]
+
+
 def job(tmp_path, path, **data):
     return write(
         tmp_path,

@@ -105,6 +105,7 @@ def test_an_algorithm_by_dotted_path(job):
     [
         ("x = = 1", "SyntaxError: invalid syntax ("),
         ("raise RuntimeError('two\\nlines')", "{at}:1): RuntimeError: two lines"),
+        ("import sys\nsys.exit(0)", "{at}:2): SystemExit: 0"),
         ("\nimport nowhere", "{at}:2): ModuleNotFoundError: No module named 'nowhere'"),
         ("", "AttributeError: module 'broken_module' has no attribute 'Mine'"),
     ],

@@ -18,6 +18,18 @@ def doubled(outputs, labels, factor=2.0):
     return factor * functional.cross_entropy(outputs, labels, reduction="none")
 
 
+def summed(outputs, labels):
+    return doubled(outputs, labels).cumsum(0)
+
+
+def balanced(outputs, labels):
+    return doubled(outputs, labels) / torch.bincount(labels)[labels]
+
+
+def backwards(outputs, labels):
+    return doubled(outputs, labels).flip(0)
+
+
 def mean(outputs, labels):
     return functional.cross_entropy(outputs, labels)
 
@@ -101,6 +113,13 @@ def test_a_wrong_loss_is_one_line(tmp_path, name):
     assert WRONG[name] in str(refused.value)
     assert "loss: " in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["summed", "balanced", "backwards", "doubled"])
+def test_terms_that_depend_on_other_examples_are_noted(tmp_path, capsys, name):
+    play(tmp_path, job(tmp_path, f"{__name__}.{name}"))
+    said = f"warning: loss: {__name__}.{name}: its term of an example depends on the other examples"
+    assert (said in capsys.readouterr().err) == (name != "doubled")
 
 
 def test_a_wrong_key_of_a_loss_is_one_line(tmp_path):

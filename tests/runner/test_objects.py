@@ -405,11 +405,15 @@ class Drawing(Dataset):
         ({"data": hpcfl.Data((np.ones((3, 2)), [0, 1, 2]), owners=[0, 1])}, "owners is int64"),
         ({"data": hpcfl.Data((np.ones((3, 2)), [0, 1]))}, "x has 3 rows but y has shape"),
         ({"data": (np.ones((3, 2)), np.ones(3))}, "train is a ndarray, expected"),
+        ({"data": hpcfl.Data((None, None))}, "data: x is object of shape (), expected an array"),
+        ({"data": hpcfl.Data(({"a": 3}, [0]))}, "data: x.a is int64 of shape (), expected an arr"),
+        ({"data": hpcfl.Data((np.ones((3, 2)), None))}, "data: y is object of shape (), expected"),
     ],
 )
 def test_an_object_that_cannot_be_used_is_refused_in_one_line(objects, error):
-    with pytest.raises(JobError, match=error) as found:
+    with pytest.raises(JobError) as found:
         hpcfl.check(JOB, **objects)
+    assert error in str(found.value)
     assert "\n" not in str(found.value)
 
 

@@ -114,6 +114,24 @@ def test_a_model_whose_module_raises_anything_is_one_line(run, job, tmp_path, mo
     assert f"model.of: 'broken.Net' cannot be imported {where}; HPCFL_TRACEBACK=1" in line
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "model={name: module, of: leaves.Net}",
+        "algorithm={name: leaves.Mine}",
+        "callbacks=[leaves.Notes]",
+        "evaluate.metrics=[leaves.score]",
+        "loss={kind: own, of: leaves.loss}",
+    ],
+)
+def test_a_module_that_ends_the_program_cannot_be_imported(keys, run, job, tmp_path):
+    (tmp_path / "leaves.py").write_text("import sys\n\nsys.exit(0)\n")
+    done = run("check", job, keys)
+    assert done.code == 2
+    (line,) = done.err
+    assert f"cannot be imported in <module> ({tmp_path}/leaves.py:3): SystemExit: 0" in line
+
+
 def test_the_first_cause_of_a_failed_import_is_said(run, job, tmp_path):
     """transformers blames a module of its own where torchvision was built for another torch."""
     (tmp_path / "broken.py").write_text(

@@ -265,6 +265,8 @@ def test_a_score_of_an_x_that_is_not_trained_ends_no_run(job, refused, tmp_path)
     words = ("evaluate.every=1", *LOCAL, "--out", tmp_path / "run")
     line = refused("run", job, "stop={metric: test_loss, patience: 2}", *words)
     assert "stop.metric: found test_loss, of x, which is not trained; expected a score of" in line
+    line = refused("run", job, "stop={patience: 2}", "evaluate.personal=false", *words)
+    assert "stop.metric: the default, test_accuracy, is of x, which is not trained; expe" in line
     line = refused("run", job, "stop={better: higher, patience: 2}", *words)
     assert "better: found higher without a metric" in line
 

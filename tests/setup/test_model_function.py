@@ -128,6 +128,27 @@ class Other(Drops):
         return self.out(z if self.training else z.relu())
 
 
+class OfBatch(nn.Module):
+    """What its layer gets of an example depends on the other examples of the batch."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.out = change, nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.change(x))
+
+
+CHANGES = {
+    "centred": lambda x: x - x.mean(0),
+    "flipped": lambda x: x.flip(0),
+    "rolled": lambda x: x.roll(1, 0),
+    "summed": lambda x: x.cumsum(0),
+    "summed from the end": lambda x: x.flip(0).cumsum(0).flip(0),
+    "scaled": lambda x: x / x.abs().max(),
+}
+
+
 @pytest.fixture
 def process(monkeypatch):
     """Be as another process, which has the layers in another order."""
@@ -224,6 +245,23 @@ def test_dropout_and_statistics_are_no_other_function(model, precision):
     found = evaluated(made, words if isinstance(made, Padded) else X, precision)
     assert found.training is not None
     assert found.notes == ()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_outputs_that_depend_on_other_examples_are_noted(change, precision):
+    (note,) = evaluated(OfBatch(CHANGES[change]), precision=precision).notes
+    assert note.startswith("warning: model: its outputs for an example in evaluation differ by ")
+    assert "scores depend on evaluate.batch_size" in note
+    assert evaluated(OfBatch(CHANGES[change]), X[:1], precision).notes == ()
+
+
+def test_normalisation_by_each_batch_is_noted_and_goes_on(run, hpcfl, capsys):
+    normalises = nn.BatchNorm1d(8, track_running_stats=False)
+    root = run(nn.Sequential(nn.Linear(6, 8), normalises, nn.Linear(8, 3))).directory
+    said = "scores depend on evaluate.batch_size"
+    assert said in capsys.readouterr().err
+    assert said in hpcfl("check", root / "job.yaml", "--data").text
 
 
 def test_an_error_of_the_model_is_one_line(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.finite import row_not_finite
 from hpcfl.data.labels import (
     LabelType,
     as_integers,
@@ -225,8 +226,7 @@ def _check(path: Path, name: str, array: NDArray[Any]) -> None:
             f"{path}: {name} is {array.dtype} of shape {array.shape}, expected an array of "
             f"integers or floats of at most 64 bits{cure}"
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argwhere(~np.isfinite(array))[0][0])
+    if (row := row_not_finite(array)) is not None:
         raise DataError(f"{path}: {name} is not finite in row {row}; expected finite numbers")
 
 

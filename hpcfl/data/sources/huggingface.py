@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
+from hpcfl.data.finite import row_not_finite
 from hpcfl.data.labels import (
     LabelType,
     as_integers,
@@ -314,8 +315,7 @@ def _labels(split: TableSplit, name: str, label_type: LabelType) -> NDArray[Any]
 
 
 def _require_finite(split: TableSplit, name: str, values: NDArray[Any]) -> None:
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        row = int(np.argwhere(~np.isfinite(values))[0][0])
+    if (row := row_not_finite(values)) is not None:
         raise DataError(f"{split.where}: {name!r} is not finite in row {row}")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.data.finite import row_not_finite
 from hpcfl.data.grayscale import SIDE, levels
 from hpcfl.data.sources.shakespeare import WINDOW, classes_of
 
@@ -24,8 +25,7 @@ def vectors(x: list[Any]) -> NDArray[Any]:
     """Numbers float32 [n, d]."""
     with np.errstate(over="ignore"):  # found below
         values = _table(x).astype(np.float32)
-    if not np.isfinite(values).all():
-        row = int(np.argwhere(~np.isfinite(values))[0][0])
+    if (row := row_not_finite(values)) is not None:
         raise ValueError(f"x holds a number in row {row} that is not finite in 32 bits")
     return values
 

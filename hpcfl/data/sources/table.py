@@ -33,7 +33,7 @@ from hpcfl.errors import DataError
 from hpcfl.io.packages import refuse_shadow
 from hpcfl.types import Examples, IntArray, PathText
 
-_INTEGER = re.compile(r"[-+]?(0|[1-9]\d*)", re.ASCII)
+_INTEGER = re.compile(r"[-+]?(0|[1-9]\d{,307})", re.ASCII)  # a float holds it, if not exactly
 _DIGITS = re.compile(r"[-+]?\d+", re.ASCII)  # also 007, the name of a class or client
 _MISSING = {"", "?", "-", ".", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
 """Words in the place of a number."""
@@ -242,7 +242,9 @@ class Table(DataConfig):
                 f"{table.where(row)}: column {self.label!r} is {values[row]!r:.40}, but {known}; "
                 f"{_WRITE}; if the labels are names of classes, say data.label_type: classes"
             )
-        return [*map(float, values)]
+        numbers = [*map(float, values)]
+        _require_finite(numbers, self.label, table.where)
+        return numbers
 
 
 class _Rows(NamedTuple):
@@ -346,7 +348,8 @@ def _typed(texts: list[str], name: str, where: Callable[[int], str]) -> list[Any
     if number is None:
         return texts
     converted = [number(text) for text in texts]
-    _require_finite(converted, name, where)
+    if number is float:
+        _require_finite(converted, name, where)
     return converted
 
 
