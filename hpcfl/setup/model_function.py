@@ -145,12 +145,14 @@ def model_function(
         if isinstance(layer, _DROPPING) or keeps_statistics(layer)
     ]
 
-    def sums(layers: Sequence[nn.Module], at: slice | list[int]) -> _Sums:
+    def sums(layers: Sequence[nn.Module], pair: Sequence[int] | None = None) -> _Sums:
         cast = autocast_bfloat16(device.type) if precision == "bf16" else nullcontext()
+        given = keywords if named else {"": inputs}
+        if pair is not None:
+            at = torch.tensor(pair, device=device)
+            given = {name: value.index_select(0, at) for name, value in given.items()}
         with _in_evaluation(model, layers), cast:
-            if named:
-                return _sums(model(**{name: value[at] for name, value in keywords.items()}))
-            return _sums(model(inputs[at]))
+            return _sums(model(**given) if named else model(given[""]))
 
     with (
         as_job_error(name, does, defined(where), model, loaded.job.data),
@@ -163,13 +165,12 @@ def model_function(
         inputs = dataset.transform(rows.to(device), x0.dtype, None)
         named = dataset.named and dataset.named.given(x0.dtype)
         keywords = {k: v.contiguous() for k, v in named.unpack(inputs).items()} if named else {}
-        every, count = slice(None), len(inputs)
         with torch.no_grad():
-            evaluation = sums([model], every)
-            in_pairs = tuple(chain(*(sums([model], pair) for pair in _pairs(count))))
+            evaluation = sums([model])
+            in_pairs = tuple(chain(*(sums([model], pair) for pair in _pairs(len(inputs)))))
             before = generators()
         with torch.enable_grad(), _WithoutDropout():
-            training = sums(still, every)
+            training = sums(still)
         drew = generators().changed(before)
     shapes = zip(trained(model), layout_of(model).shapes, strict=True)
     return ModelFunction(
