@@ -14,6 +14,7 @@ from hpcfl.data.base import DRAWS, Transform, augments
 from hpcfl.data.finite import peaks, row_not_finite
 from hpcfl.data.named_inputs import NamedInputs
 from hpcfl.errors import JobError
+from hpcfl.models.training_loss import OwnLoss
 from hpcfl.seeds import stream
 from hpcfl.setup.components import Components
 from hpcfl.types import PAD, Batch, Stored
@@ -48,12 +49,15 @@ def check_range(components: Components) -> None:
 def check_finite(trial: Trial) -> None:
     """Refuse examples in memory that are not finite; a transform may replace such inputs.
 
+    Of a file that is mapped into memory, which may be larger than it, the batches of the trial are
+    looked at alone.
+
     Raises:
         JobError: a number in the data is not finite.
     """
     dataset = trial.components.dataset
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
-        if examples is None:
+        if examples is None or dataset.mapped:
             continue
         inputs, labels = examples
         row = row_not_finite(peaks(labels))
@@ -63,10 +67,10 @@ def check_finite(trial: Trial) -> None:
         if not isinstance(inputs, Tensor) or not len(labels) or dataset.personal is not None:
             continue
         highest = np.maximum.reduce([peaks(one) for one in _tensors(inputs, dataset.named)])
-        row = row_not_finite(highest)
-        if row is not None:
-            one = trial.batch_of(inputs[row : row + 1], labels[row : row + 1])
-            require_finite(trial, one, f"row {row} of {part}")
+        for wrong in (np.isnan, np.isinf):  # a transform may replace one of the two alone
+            for row in np.flatnonzero(wrong(highest))[:1].tolist():
+                one = trial.batch_of(inputs[row : row + 1], labels[row : row + 1])
+                require_finite(trial, one, f"row {row} of {part}")
         if part == "train" and highest.any():
             row = int(np.nan_to_num(highest, posinf=0.0).argmax())
             one = trial.batch_of(inputs[row : row + 1], labels[row : row + 1])
@@ -128,7 +132,8 @@ def class_notes(components: Components) -> tuple[str, ...]:
     dataset = components.dataset
     labels = dataset.train.labels
     of_classes = dataset.loss == "cross_entropy" and dataset.classes is not None
-    if not of_classes or bool((labels != labels[0]).any()):
+    own = isinstance(components.job.loss, OwnLoss)  # it may look at no labels
+    if own or not of_classes or bool((labels != labels[0]).any()):
         return ()
     return (
         f"warning: data.kind: {components.loaded.tree['data']['kind']}: all {len(labels)} training "

@@ -354,6 +354,28 @@ class FlipsTogether(Flips):
         return super().__call__(inputs, dtype, None if draws is None else draws[:1])
 
 
+class Crops(Flips):
+    """Leaves fewer numbers of an example to train on than to evaluate."""
+
+    def __call__(self, inputs, dtype, draws):
+        return inputs.to(dtype)[:, : 3 if draws is None else 2]
+
+
+class MeanOfAny(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.layer = nn.Linear(1, outputs)
+
+    def forward(self, x):
+        return self.layer(x.mean(1, keepdim=True))
+
+
+@own
+class Mean(ModelConfig):
+    def build(self, shape, outputs):
+        return MeanOfAny(outputs)
+
+
 class CentringLayer(nn.Module):
     augment = False
 
@@ -374,6 +396,7 @@ class CentredPersonally(Arrays):
 
 Raw, Noisy, Centred, Layered, Padded = map(data, (raw, noisy, centred, CentringLayer(), padded))
 CentredRows, Flipped, FlippedTogether = map(data, (centred_rows, Flips(), FlipsTogether()))
+Cropped = data(Crops())
 
 
 @own
@@ -426,6 +449,16 @@ def imputed(inputs, dtype, draws):
     return inputs.to(dtype).nan_to_num()
 
 
+def nan_and_inf(d):
+    tensor = d.train.inputs.float()
+    tensor[7], tensor[9] = float("nan"), float("inf")
+    return d.train._replace(inputs=tensor)
+
+
+def half_imputed(inputs, dtype, draws):
+    return torch.where(inputs.isnan(), 0.0, inputs).to(dtype)
+
+
 class Lazy:
     """Inputs that are read when they are needed."""
 
@@ -445,6 +478,7 @@ def lazy(inputs):
 OneNan, OneInf, OneHuge = put(float("nan")), put(float("-inf")), put(-1e38)
 NanLabel = put(float("nan"), "labels")
 Imputed = put(float("nan"), transform=imputed)
+HalfImputed = changed(train=nan_and_inf, transform=lambda d: half_imputed)
 InfTest = changed(test=lambda d: d.train._replace(inputs=d.train.inputs / 0.0))
 LazyInf = changed(train=lambda d: d.train._replace(inputs=lazy(d.train.inputs)))
 LazyTest = changed(test=lambda d: d.train._replace(inputs=lazy(d.train.inputs)))
@@ -687,6 +721,7 @@ BEFORE = [
         "mine.OneNan: inputs of row 7 of train: nan or inf, expected finite numb",
     ),
     ("data", "OneInf", "data.kind: mine.OneInf: inputs of row 7 of train: nan or inf"),
+    ("data", "HalfImputed", "data.kind: mine.HalfImputed: inputs of row 9 of train: nan or inf"),
     ("data", "NanLabel", "data.kind: mine.NanLabel: labels of row 7 of train: nan or inf"),
     ("data", "InfTest", "data.kind: mine.InfTest: inputs of row 0 of test: nan or inf"),
     (
@@ -719,6 +754,12 @@ def test_an_example_that_is_too_large_is_refused(module, job, refused, hpcfl):
 
 def test_a_transform_may_replace_what_is_not_finite(module, job, hpcfl):
     assert hpcfl("check", "--data", job, override(module, "data", "Imputed")).code == 0
+
+
+def test_training_examples_may_have_another_form_than_others(module, job, hpcfl):
+    words = [override(module, "data", "Cropped"), override(module, "model", "Mean")]
+    done = hpcfl("check", "--data", job, *words)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("name", ["CentredRows", "Flipped"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import hpcfl
 from hpcfl.errors import JobError
 from hpcfl.models.losses import LOSSES
 from hpcfl.models.training_loss import Focal, LabelSmoothing, OwnLoss, training_loss
@@ -120,6 +121,13 @@ def test_terms_that_depend_on_other_examples_are_noted(tmp_path, capsys, name):
     play(tmp_path, job(tmp_path, f"{__name__}.{name}"))
     said = f"warning: loss: {__name__}.{name}: its term of an example depends on the other examples"
     assert (said in capsys.readouterr().err) == (name != "doubled")
+
+
+def test_terms_that_are_not_finite_are_not_compared(tmp_path, monkeypatch):
+    """At parameters far from the initial ones, where nobody trains."""
+    monkeypatch.setattr("hpcfl.checks.model._MOVED", 1.7e308)
+    checked = hpcfl.check(job(tmp_path, f"{__name__}.doubled"), load=True)
+    assert "depends on the other" not in checked.summary
 
 
 def test_a_wrong_key_of_a_loss_is_one_line(tmp_path):
