@@ -122,6 +122,8 @@ class LaneLayers(PaddedLayers):
 
 
 def _channels_last_conv2d(input: Tensor, weight: Tensor, *settings: Any, **more: Any) -> Tensor:
+    if input.dim() != 4:  # one image without a batch has no such order
+        return torch.conv2d(input, weight, *settings, **more)
     last = torch.channels_last
     images, kernels = (tensor.contiguous(memory_format=last) for tensor in (input, weight))
     return torch.conv2d(images, kernels, *settings, **more)

@@ -49,7 +49,7 @@ from hpcfl.runner.resume import resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.rounds import run_rounds
 from hpcfl.runner.session import RankSession, StartPoint
-from hpcfl.setup.choose_executor import choose_executor
+from hpcfl.setup.choose_executor import choose_executor, require_one_choice
 from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
@@ -297,6 +297,7 @@ def _build(
         begun = not branch and from_rank_0(comm, partial(present, request.folder.job))
         with raise_collectively(comm):
             components, line = choose_executor(components, request.folder if begun else None)
+        require_one_choice(components, comm)
         notes.append(line)
     # Rank 0 alone writes to the terminal, so it alone measures.
     slow = bfloat16_warning(components.job, ranks.device) if comm.rank == 0 else None

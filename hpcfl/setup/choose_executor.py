@@ -12,9 +12,10 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from hpcfl.comm.base import Comm
 from hpcfl.errors import ClientError, JobError
 from hpcfl.job.schema import ExecutorName
-from hpcfl.local.executor import Executor
+from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.local.triton_kernels.blocks import MOST_HIDDEN
 from hpcfl.run_dir.layout import RunDir
@@ -59,7 +60,7 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
 
 
 def rule(components: Components) -> tuple[Sequence[ExecutorName], str]:
-    """The executors for many clients at once, the fastest first, and the reason.
+    """The executors for many clients at once in the order in which they are tried, and the reason.
 
     None of them where one client at a time is faster, or where none can train the model.
     """
@@ -68,8 +69,12 @@ def rule(components: Components) -> tuple[Sequence[ExecutorName], str]:
     if components.device.type == "cuda":
         tf32 = components.job.precision == "tf32"
         kernels = all(tf32 and layer.hidden_size <= MOST_HIDDEN for layer in recurrent)
-        there = find_spec("triton") is not None
-        return ("triton", "lanes") if kernels and there else ("lanes",), "the device is a GPU"
+        names: list[ExecutorName] = []
+        if kernels and find_spec("triton") is not None:
+            names.append("triton")
+        if components.concurrent_clients <= MAX_BLOCK_SIZE:  # there are no more lanes
+            names.append("lanes")
+        return tuple(names), "the device is a GPU"
     if recurrent:
         return (), "on a CPU, with recurrent layers"
     if not all(isinstance(layer, nn.Linear) for layer in layers):
@@ -79,6 +84,22 @@ def rule(components: Components) -> tuple[Sequence[ExecutorName], str]:
     if components.concurrent_clients < LEAST_CLIENTS:
         return (), f"on a CPU, with fewer than {LEAST_CLIENTS} clients at once"
     return ("block",), "on a CPU, with a small model of dense layers"
+
+
+def require_one_choice(components: Components, comm: Comm) -> None:
+    """Collective: refuse ranks that chose differently, as one may be unable to compile kernels.
+
+    Raises:
+        JobError: they did, on every rank.
+    """
+    names = comm.allgather(components.job.executor)
+    for rank, name in enumerate(names):
+        if name != names[0]:
+            raise JobError(
+                f"executor: auto chose {names[0]} on rank 0 and {name} on rank {rank}, whose bits "
+                "differ; say which one (executor=lanes), or give all hosts the same software",
+                collective=True,
+            )
 
 
 def _line(executor: ExecutorName, why: str = "as this run has begun") -> str:

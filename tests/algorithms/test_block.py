@@ -13,6 +13,7 @@ from torch.nn.utils import parameters_to_vector
 import hpcfl
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
@@ -176,8 +177,25 @@ def test_the_rule_needs_no_clock(monkeypatch, device, precision, model, cohort, 
     monkeypatch.setattr(choose_executor, "find_spec", lambda _: "found")
     assert choose_executor.rule(found)[0] == executors
     if device == "cuda":
+        found.concurrent_clients = 33  # there are at most 32 lanes
+        assert choose_executor.rule(found)[0] == executors[:-1]
+        found.concurrent_clients = cohort
         monkeypatch.setattr(choose_executor, "find_spec", lambda _: None)
         assert choose_executor.rule(found)[0] == ("lanes",)
+
+
+def test_ranks_that_choose_differently_are_refused():
+    class Ranks(Solo):
+        def allgather(self, text):
+            return ["triton", "triton", text]
+
+    for name in ("triton", "lanes"):
+        components = SimpleNamespace(job=SimpleNamespace(executor=name))
+        if name == "triton":
+            choose_executor.require_one_choice(components, Ranks())
+            continue
+        with pytest.raises(JobError, match="auto chose triton on rank 0 and lanes on rank 2"):
+            choose_executor.require_one_choice(components, Ranks())
 
 
 class InPlace(FedAvg):

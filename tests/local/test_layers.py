@@ -6,7 +6,7 @@ from torch.func import vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hpcfl.local.layers import PAD_MULTIPLE, VmapLayers, VmapReductions, aligned
+from hpcfl.local.layers import PAD_MULTIPLE, LaneLayers, VmapLayers, VmapReductions, aligned
 
 
 def test_rows_begin_at_a_multiple_of_the_width():
@@ -66,3 +66,11 @@ def test_an_embedding_of_padded_places_has_the_plain_values_and_gradients():
     weights = torch.randn_like(plain)
     grads = [torch.autograd.grad((part * weights).sum(), table)[0] for part in (found, plain)]
     torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 5), (3, 5, 5)])
+def test_convolutions_in_lanes_take_images_with_a_batch_and_without(shape):
+    images, kernels = torch.randn(shape), torch.randn(4, 3, 3, 3)
+    with LaneLayers():
+        found = functional.conv2d(images, kernels, padding=1)
+    torch.testing.assert_close(found, functional.conv2d(images, kernels, padding=1))
