@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -54,26 +54,24 @@ def packages() -> dict[str, str]:
     for folder in sys.path:
         with suppress(OSError):
             changed.append((folder, Path(folder).stat().st_mtime_ns))
-    for name, installed, folders in _installed(tuple(changed)):
+    for package, folders in _installed(tuple(changed)):
         if not imported.isdisjoint(folders):
-            found.setdefault(name, installed)
+            found.setdefault(package.name, package.version)
     return dict(sorted(found.items()))
 
 
 @lru_cache(maxsize=1)
-def _installed(_changed: tuple[tuple[str, int], ...]) -> list[tuple[str, str, frozenset[str]]]:
-    """The name, the version and the folders of every installed package.
+def _installed(
+    _changed: tuple[tuple[str, int], ...],
+) -> list[tuple[Distribution, frozenset[str]]]:
+    """Every installed package, and its folders.
 
     They are read again once a folder of sys.path has changed: that takes a tenth of a second, and
     longer on a file system that many processes use.
     """
     # The files of a package, each at the beginning of a line; metadata.files takes much longer.
     return [
-        (
-            package.name,
-            package.version,
-            frozenset(_FOLDERS.findall(package.read_text("RECORD") or "")),
-        )
+        (package, frozenset(_FOLDERS.findall(package.read_text("RECORD") or "")))
         for package in distributions()
         if package.name  # a broken one may have none
     ]

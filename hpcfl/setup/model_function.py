@@ -236,7 +236,7 @@ def _sums(outputs: Tensor) -> _Sums:
 
 
 def _pairs(count: int) -> list[list[int]]:
-    """Pairs of the examples, in which none has the neighbours that it has among all.
+    """Pairs of the examples, in which none of four has the neighbours that it has among all.
 
     Not single ones, of which batch normalisation has no statistics.
     """

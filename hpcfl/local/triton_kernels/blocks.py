@@ -15,7 +15,7 @@ MOST_NORMED = 1024  # channels of a group that one program normalises
 MOST_HIDDEN = 128  # hidden numbers of an LSTM that one program keeps
 LSTM_EXAMPLES, LSTM_WARPS = 16, 8
 _NORMED = 2048  # numbers that a program of a normalisation reads at once
-_PROGRAMS = 128  # of a client, which the gradient of the kernels is divided into at most
+_PROGRAMS = 128  # of a client, up to which the gradient of the kernels is divided into parts
 
 
 class Tile(NamedTuple):
