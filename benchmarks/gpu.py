@@ -3,7 +3,7 @@
 The work is in parts (``gpu_parts.py``, and tests), what decides most first.  Each is a process with
 a time limit of its own: one that fails, hangs or breaks the GPU stops none of the next.  Figures
 are written as soon as they are there, into ``figures.json``; what the parts print is in
-``log.txt``.  A later call goes on with the parts that were not begun.
+``log.txt``.  A later call of the same commit goes on with the parts that had not their time.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LEAST_S = 30  # with less time left no part is begun
+NOT_YET, TIMED_OUT = "not yet", "by its time limit"
 
 
 class Part(NamedTuple):
@@ -63,7 +64,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the parts; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--results", type=Path, default=ROOT / "runs/gpu", metavar="DIR")
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="default runs/gpu, runs/gpu-rehearsal"
+    )
     parser.add_argument(
         "--minutes", type=float, default=25, metavar="M", help="end by then (default 25)"
     )
@@ -72,25 +75,36 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"found {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     end = monotonic() + 60 * options.minutes
-    options.results.mkdir(parents=True, exist_ok=True)
-    figures = Figures(options.results / "figures.json", rehearsal=options.rehearse)
-    for name in options.parts or [part for part in PARTS if not figures.has(part)]:
+    results = options.results or ROOT / ("runs/gpu-rehearsal" if options.rehearse else "runs/gpu")
+    results.mkdir(parents=True, exist_ok=True)
+    figures, commit = Figures(results / "figures.json"), _commit()
+    for name in options.parts or [part for part in PARTS if not figures.has(part, commit)]:
         left = end - monotonic()
         if left < LEAST_S:
             break
-        run_part(name, min(PARTS[name].seconds, left), options.results, options.rehearse)
+        figures.begin(name, commit, min(PARTS[name].seconds, left))
+        run_part(name, min(PARTS[name].seconds, left), results, rehearse=options.rehearse)
     print(figures.table(), flush=True)
-    return int(any(found["ended"] != "well" for found in figures.read()["parts"].values()))
+    return int(figures.failed())
 
 
-def run_part(name: str, seconds: float, results: Path, rehearse: bool) -> None:
+def _commit() -> str:
+    """The state of the checkout; "none" without git."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    except FileNotFoundError:
+        return "none"
+    return done.stdout.strip() or "none"
+
+
+def run_part(name: str, seconds: float, results: Path, *, rehearse: bool) -> None:
     """Run a part for at most so long; how it ended is among the figures."""
     words = list(PARTS[name].words)
     if words[0] != "-m":
         words = [str(HERE / "gpu_parts.py"), *words, "--figures", str(results / "figures.json")]
         words += ["--name", name, *["--rehearse"] * rehearse]
-    figures = Figures(results / "figures.json", rehearsal=rehearse)
-    figures.set(name, ended="not yet")
+    figures = Figures(results / "figures.json")
     print(f"== {name}, at most {seconds:.0f} s", flush=True)
     path = os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")])
     began = monotonic()
@@ -106,10 +120,11 @@ def run_part(name: str, seconds: float, results: Path, rehearse: bool) -> None:
             code = process.wait(seconds)
             ended = "well" if code == 0 else f"with {code}"
         except subprocess.TimeoutExpired:
-            ended = "by its time limit"
-        with suppress(ProcessLookupError):  # if all have ended, its ranks and workers, too
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            ended = TIMED_OUT
+        finally:
+            with suppress(ProcessLookupError):  # if all have ended, its ranks and workers, too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     figures.set(name, ended=ended, seconds=round(monotonic() - began, 1))
     print(f"   ended {ended}", flush=True)
 
@@ -117,38 +132,46 @@ def run_part(name: str, seconds: float, results: Path, rehearse: bool) -> None:
 class Figures:
     """The file of figures: by part how it ended, and by subject a dictionary of numbers."""
 
-    def __init__(self, path: Path, *, rehearsal: bool) -> None:
-        self._path, self._rehearsal = path, rehearsal
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def read(self) -> dict[str, Any]:
-        """All so far."""
+        """All so far, by part."""
         if not self._path.exists():
-            return {"rehearsal": self._rehearsal, "machine": {}, "parts": {}}
+            return {}
         tree: dict[str, Any] = json.loads(self._path.read_text())
         return tree
 
-    def has(self, part: str) -> bool:
-        """Whether a part was begun."""
-        return part in self.read()["parts"]
+    def has(self, name: str, commit: str) -> bool:
+        """Whether a part of this commit ended by itself, or had all of its time."""
+        part = self.read().get(name, {})
+        if not part or part["commit"] != commit or part["ended"] == NOT_YET:
+            return False
+        return part["ended"] != TIMED_OUT or bool(part["limit_s"] >= PARTS[name].seconds)
 
-    def set(self, part: str, **about: Any) -> None:
-        """Set values of a part; one that begins ("not yet") loses those of an earlier call."""
+    def failed(self) -> bool:
+        """Whether a part did not end well, or a subject of one failed."""
+        parts = self.read().values()
+        subjects = [one for part in parts for one in part.get("found", {}).values()]
+        return any(part["ended"] != "well" for part in parts) or any(
+            "failed" in one for one in subjects
+        )
+
+    def begin(self, name: str, commit: str, limit_s: float) -> None:
+        """Forget what an earlier call found in a part."""
+        part = {"ended": NOT_YET, "commit": commit, "limit_s": limit_s}
+        self._write({**self.read(), name: part})
+
+    def set(self, name: str, **about: Any) -> None:
+        """Set values of a part."""
         tree = self.read()
-        own = {} if about.get("ended") == "not yet" else tree["parts"].get(part, {})
-        tree["parts"][part] = {**own, **about}
-        self._write(tree)
+        self._write({**tree, name: {**tree.get(name, {}), **about}})
 
-    def add(self, part: str, subject: str, **numbers: Any) -> None:
+    def add(self, name: str, subject: str, **numbers: Any) -> None:
         """Add what was found of a subject."""
-        tree = self.read()
-        found = tree["parts"].setdefault(part, {}).setdefault("found", {})
-        found.setdefault(subject, {}).update(numbers)
-        self._write(tree)
+        found = self.read().get(name, {}).get("found", {})
+        self.set(name, found={**found, subject: {**found.get(subject, {}), **numbers}})
         print(f"{subject}: {numbers}", flush=True)
-
-    def machine(self, about: dict[str, Any]) -> None:
-        """Set the machine and the versions."""
-        self._write({**self.read(), "machine": about})
 
     def _write(self, tree: dict[str, Any]) -> None:
         new = self._path.with_suffix(".new")
@@ -157,9 +180,10 @@ class Figures:
 
     def table(self) -> str:
         """Short lines: how each part ended, and the numbers of its subjects but for long texts."""
-        lines = [json.dumps(self.read()["machine"])]
-        for name, part in self.read()["parts"].items():
-            lines.append(f"{name}: ended {part['ended']}, {part.get('seconds', '?')} s")
+        lines = []
+        for name, part in self.read().items():
+            machine = " ".join(map(str, part.get("machine", {}).values()))
+            lines.append(f"{name}: ended {part['ended']}, {part.get('seconds', '?')} s  {machine}")
             for subject, found in part.get("found", {}).items():
                 words = [
                     f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"

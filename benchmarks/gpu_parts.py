@@ -50,17 +50,15 @@ class Part:
         self.rehearse: bool = options.rehearse
         self.words: Sequence[str] = options.words
         self._name: str = options.name
-        self._figures = Figures(options.figures, rehearsal=options.rehearse)
+        self._figures = Figures(options.figures)
+        device = torch.device("cpu" if self.rehearse else "cuda")
+        about = versions(device)
+        keep = ("gpu", "processor", "python", "torch", "numpy")
+        self._figures.set(self._name, machine={key: about[key] for key in keep if key in about})
 
     def add(self, subject: str, **numbers: Any) -> None:
         """Add numbers to the file of figures."""
         self._figures.add(self._name, subject, **numbers)
-
-    def machine(self) -> None:
-        """Write down the machine."""
-        found = versions(torch.device("cpu" if self.rehearse else "cuda"))
-        keep = ("gpu", "processor", "python", "torch", "numpy", "triton", "git")
-        self._figures.machine({key: found[key] for key in keep if key in found})
 
     def turns(self) -> tuple[int, int]:
         """Rounds that are timed, and those before them."""
@@ -69,7 +67,6 @@ class Part:
 
 def start(part: Part) -> None:
     """A round of every executor, its bits twice, and the bits of lanes whatever their number."""
-    part.machine()
     model = "linear" if part.rehearse else "lenet"
     work = REHEARSAL if part.rehearse else WORKS["lenet"]._replace(samples=130)
     with tempfile.TemporaryDirectory() as name:
@@ -96,9 +93,10 @@ def start(part: Part) -> None:
 def kernels(part: Part) -> None:
     """Small kernels of several graphs at once, by the number of hardware queues."""
     for queues in CONNECTIONS:
-        here = [sys.executable, __file__, "queues", str(queues), *_same(part)]
+        here = [sys.executable, __file__, "queues", str(queues), *_options()]
         env = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
-        subprocess.run(here, env=env, check=False)  # noqa: S603
+        if code := subprocess.run(here, env=env, check=False).returncode:  # noqa: S603
+            part.add(f"{queues} queues", failed=f"ended with {code}")
 
 
 def queues(part: Part) -> None:
@@ -303,7 +301,7 @@ def sanitizer(part: Part) -> None:
         return
     for executor in ("triton", "lanes"):
         here = [tool, "--tool", "memcheck", "--error-exitcode", "9", "--print-limit", "5",
-                sys.executable, __file__, "once", executor, *_same(part)]  # fmt: skip
+                sys.executable, __file__, "once", executor, *_options()]  # fmt: skip
         began = perf_counter()
         try:
             done = subprocess.run(here, check=False, timeout=70)  # noqa: S603
@@ -323,9 +321,9 @@ def once(part: Part) -> None:
         hpcfl.run(job | {"rounds": 1, "executor": executor}, out=root / "run")
 
 
-def _same(part: Part) -> list[str]:
-    """The options of this process, for another one."""
-    return [*sys.argv[sys.argv.index("--figures") :]] if part else []
+def _options() -> list[str]:
+    """Of this process, for another one."""
+    return sys.argv[sys.argv.index("--figures") :]
 
 
 @contextmanager
