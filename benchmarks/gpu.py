@@ -25,7 +25,7 @@ NOT_YET, TIMED_OUT = "not yet", "by its time limit"
 
 
 class Part(NamedTuple):
-    """Of the work."""
+    """One part of the work."""
 
     seconds: float
     """Its time limit."""
@@ -75,7 +75,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"found {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     end = monotonic() + 60 * options.minutes
-    results = options.results or ROOT / ("runs/gpu-rehearsal" if options.rehearse else "runs/gpu")
+    default = ROOT / ("runs/gpu-rehearsal" if options.rehearse else "runs/gpu")
+    results = (options.results or default).resolve()  # parts run in the checkout
     results.mkdir(parents=True, exist_ok=True)
     figures, commit = Figures(results / "figures.json"), _commit()
     for name in options.parts or [part for part in PARTS if not figures.has(part, commit)]:
