@@ -45,7 +45,7 @@ class RankInfo(BaseModel):
     gpu: str = ""
     """The GPU's identifier, equal on all ranks that use it."""
     nccl_host: str = ""
-    """The name of its host that NCCL is told in place of the real one: NCCL_HOSTID."""
+    """The host name that NCCL uses in place of the real one (NCCL_HOSTID); "" if not set."""
     threads: int
     cores: list[int]
     """The host's cores that it may use."""

@@ -15,11 +15,7 @@ def on_ranks(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python ARGS`` on ranks that start Python themselves: no fork has its parent's GPU.
 
-    Args:
-        ranks: how many.
-        args: "-m" and a module, or a script; then its arguments.
-        env: variables to set.
-        timeout: s; only protects against a hang.
+    The arguments are those of ``mpirun`` of the harness.
     """
     try:
         process.mpirun()

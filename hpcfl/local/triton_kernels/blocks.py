@@ -1,10 +1,11 @@
 """The table of block sizes of the Triton kernels.
 
 Block sizes fix the order in which a kernel sums, and so a client's bits: nothing is tuned while a
-run lasts.  Those of convolutions were the fastest, or within a tenth of it, of the sizes that an
-H200 was given for LeNet, ResNet-20 and pfl's CNN in tf32.  They hold for all GPUs from compute
-capability 8.0 on: every kernel fits into the 99 KiB of shared memory that the smallest of them has,
-and spills at most two registers (``tests/triton_kernels/test_compile.py``).
+run lasts.  Those of convolutions take at most a quarter longer than the fastest of the sizes that
+an H200 timed for LeNet, ResNet-20 and pfl's CNN in tf32, most of them less than a tenth.  They hold
+for all GPUs from compute capability 8.0 on: every kernel fits into the 99 KiB of shared memory that
+the smallest of them has, and spills at most two registers
+(``tests/triton_kernels/test_compile.py``).
 """
 
 from typing import NamedTuple
