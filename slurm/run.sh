@@ -277,8 +277,9 @@ requeue() {
   for pause in 1 2 4 8 15 30 60 60 60 60 60 60 0; do
     look || true
     is_ours || return 0
+    # Said before: Slurm may end this script before the next line.
+    [ "$pause" != 1 ] || say "to be requeued: $reason"
     if error=$(scontrol requeue "$id" 2>&1); then
-      say "requeued: $reason"
       return
     fi
     if [ "$pause" = 1 ]; then

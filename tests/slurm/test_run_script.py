@@ -97,7 +97,7 @@ def test_it_is_requeued_as_long_as_it_gets_on(slurm, here):
     output = said(here, job)  # one file for all starts
     for line in (
         "start 1: hpcfl run",
-        "requeued: exit code 75",
+        "to be requeued: exit code 75",
         "start 2: hpcfl run",
         "not requeued: exit code 1 and no checkpoint since the start; 1 starts in a row",
     ):
