@@ -20,7 +20,7 @@ from hpcfl.errors import HpcflError, RemoteRankError
 from hpcfl.io.cgroups import usable_cores
 from hpcfl.io.progress import track
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
-from hpcfl.run_dir.outputs import check_output, write_output
+from hpcfl.runs.outputs import check_output, write_output
 from hpcfl.setup.environment import versions
 
 WIDTH = 100  # columns of a table

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.evaluation.divergence import RECENT
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogReader, log_line
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import LogReader, log_line
 
 SUMS = ("clients", "down_bytes", "up_bytes", "examples", "steps", "wall_s")
 SCORES = ("train_loss", "test_loss", "test_accuracy", "test_top5_accuracy")

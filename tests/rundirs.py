@@ -8,8 +8,8 @@ import torch
 from hpcfl.io import checksum
 from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import add_checksum
-from hpcfl.run_dir.manifest import committed, committed_folders
-from hpcfl.run_dir.sweep_log import log_line
+from hpcfl.runs.manifest import committed, committed_folders
+from hpcfl.runs.sweep_log import log_line
 from hpcfl.setup.components import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect

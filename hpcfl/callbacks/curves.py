@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcfl.evaluation.score_names import is_score
-from hpcfl.run_dir.log import LogReader
+from hpcfl.runs.log import LogReader
 from hpcfl.types import Record
 
 

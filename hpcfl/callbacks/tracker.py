@@ -19,7 +19,7 @@ from hpcfl.errors import HpcflError, one_line
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_file
 from hpcfl.job.settings import Settings, flatten
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from hpcfl.types import Record
 
 SEND_S = 10.0  # between two messages

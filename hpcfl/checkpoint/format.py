@@ -23,7 +23,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from hpcfl.errors import StoreError
-from hpcfl.run_dir.manifest import BEST, KEPT, RESUME_OLDER, SERVER, Checkpoint, read_files
+from hpcfl.runs.manifest import BEST, KEPT, RESUME_OLDER, SERVER, Checkpoint, read_files
 from hpcfl.store.segment import checksum
 
 

@@ -18,8 +18,8 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.io import regular
 from hpcfl.io.atomic import STANDS, sync_folder, write_errors, write_file
-from hpcfl.run_dir.log import LogPosition
-from hpcfl.run_dir.manifest import (
+from hpcfl.runs.log import LogPosition
+from hpcfl.runs.manifest import (
     BEST,
     KEPT,
     MANIFEST,

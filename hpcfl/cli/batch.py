@@ -23,9 +23,9 @@ from hpcfl.io.files import parse_json, present
 from hpcfl.io.regular import read
 from hpcfl.job.packaged import kind_of
 from hpcfl.job.run_name import run_directory
-from hpcfl.run_dir.manifest import committed_folders
-from hpcfl.run_dir.names import FILE, require_kind
-from hpcfl.run_dir.requests import Request, is_done
+from hpcfl.runs.manifest import committed_folders
+from hpcfl.runs.names import FILE, require_kind
+from hpcfl.runs.requests import Request, is_done
 
 Kind = Literal["job", "sweep", "run"]
 _HISTORY = "history.jsonl"

@@ -12,7 +12,7 @@ from hpcfl.job.schema import load
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.job.yaml_file import read
 from hpcfl.report.collect import JOB, find_runs
-from hpcfl.run_dir.record import read_record
+from hpcfl.runs.record import read_record
 from hpcfl.sweep.grid import read_sweep
 
 

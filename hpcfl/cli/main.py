@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hpcfl.report.choose import ChosenRuns
     from hpcfl.report.plots import Plot
     from hpcfl.report.rounds_to_target import Target
-    from hpcfl.run_dir.record import RunRecord
+    from hpcfl.runs.record import RunRecord
     from hpcfl.sweep.grid import Sweep
 
 
@@ -307,7 +307,7 @@ def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
 def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
     from hpcfl.report.choose import ChosenRuns
     from hpcfl.report.collect import collect_runs
-    from hpcfl.run_dir.names import REPORT
+    from hpcfl.runs.names import REPORT
     from hpcfl.sweep.pending import pending_runs, runs_table
     from hpcfl.sweep.run_sweep import run_sweep
 
@@ -364,8 +364,8 @@ def _report(options: argparse.Namespace) -> None:
     from hpcfl.report.plots import Plot, PlotStyle
     from hpcfl.report.plots.figure import FigureSize
     from hpcfl.report.rounds_to_target import Target
-    from hpcfl.run_dir.names import REPORT
-    from hpcfl.run_dir.sweep_log import require_own_plot
+    from hpcfl.runs.names import REPORT
+    from hpcfl.runs.sweep_log import require_own_plot
 
     for name in ("columns", "names"):
         if getattr(options, name) is not None:
@@ -419,7 +419,7 @@ def _table(chosen: ChosenRuns, layout: str, form: str, targets: Sequence[Target]
 def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
     """Draw the plot of a finished sweep; a line says why, if that is not possible."""
     from hpcfl.report.plots import Plot
-    from hpcfl.run_dir.sweep_log import require_own_plot
+    from hpcfl.runs.sweep_log import require_own_plot
 
     if path.parent.exists() and not os.access(path.parent, os.W_OK):  # an archive
         _say(f"no plot: {path.parent} cannot be written", file=sys.stderr)

@@ -32,9 +32,9 @@ from hpcfl.errors import HpcflError, JobError, StoreError
 from hpcfl.exports.checkpoint import export
 from hpcfl.io.progress import track
 from hpcfl.job.yaml_file import as_yaml
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogReader
-from hpcfl.run_dir.manifest import MANIFEST
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import LogReader
+from hpcfl.runs.manifest import MANIFEST
 from hpcfl.sweep.process import mpirun
 
 ALGORITHMS = ("fedhbm", "scaffold", "adabest", "localghb")

@@ -32,9 +32,9 @@ from hpcfl.models.statistics import (
     put_in_training,
     statistics_of,
 )
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_run import load_run
-from hpcfl.run_dir.manifest import (
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.load_run import load_run
+from hpcfl.runs.manifest import (
     BEST,
     FUNCTION,
     INITIAL,
@@ -45,7 +45,7 @@ from hpcfl.run_dir.manifest import (
     read_run_files,
     rounds,
 )
-from hpcfl.run_dir.outputs import check_output, write_output
+from hpcfl.runs.outputs import check_output, write_output
 from hpcfl.seeds import key
 from hpcfl.setup.components import stored, with_statistics
 from hpcfl.setup.initial_model import build_model, draw_model

@@ -30,12 +30,12 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.files import readable
 from hpcfl.job.record import CODE
 from hpcfl.job.yaml_file import plain, relative_to_run, write_resolved
-from hpcfl.run_dir.branches import Branch, read_branches, write_branches
-from hpcfl.run_dir.client_table import table_until
-from hpcfl.run_dir.history import recorded_code
-from hpcfl.run_dir.layout import RunDir, history_text, last_start
-from hpcfl.run_dir.log import LogReader, log_line
-from hpcfl.run_dir.manifest import INITIAL, SERVER, Checkpoint, read_files, read_run_files
+from hpcfl.runs.branches import Branch, read_branches, write_branches
+from hpcfl.runs.client_table import table_until
+from hpcfl.runs.history import recorded_code
+from hpcfl.runs.layout import RunDir, history_text, last_start
+from hpcfl.runs.log import LogReader, log_line
+from hpcfl.runs.manifest import INITIAL, SERVER, Checkpoint, read_files, read_run_files
 from hpcfl.setup.code_digests import edited
 from hpcfl.user_code.names import KEPT, digest_of
 

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hpcfl.job.record import CODE
-from hpcfl.run_dir.history import recorded_machines
-from hpcfl.run_dir.layout import last_start
+from hpcfl.runs.history import recorded_machines
+from hpcfl.runs.layout import last_start
 from hpcfl.setup.record_inputs import named_inputs
 
 _PAGE = """\

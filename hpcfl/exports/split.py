@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import split_examples, tests_of_clients
 from hpcfl.job.schema import LoadedJob
-from hpcfl.run_dir.outputs import check_output, write_output
+from hpcfl.runs.outputs import check_output, write_output
 from hpcfl.setup.load_data import fetch_data, load_data
 
 _HELD = ("holdout", "validation")

@@ -23,10 +23,10 @@ from hpcfl.io.threads import map_in_threads
 from hpcfl.report import timing
 from hpcfl.report.collect import FoundRuns, find_runs, number_of_runs, state_without_directory
 from hpcfl.report.columns import duration
-from hpcfl.run_dir.branches import Branch
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import MANIFEST, committed_folders
-from hpcfl.run_dir.record import RunReader, RunRecord
+from hpcfl.runs.branches import Branch
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import MANIFEST, committed_folders
+from hpcfl.runs.record import RunReader, RunRecord
 
 RECENT = 100  # rounds over which speeds and shares of the time are taken
 LATE_S = 30.0  # a rank writes a heartbeat every 5 s or more often: older ones are marked

@@ -30,7 +30,7 @@ from hpcfl.io.progress import track
 from hpcfl.job.schema import LoadedJob
 from hpcfl.plan.time import CostModel, work
 from hpcfl.plan.timed_rounds import TimedRounds, TimedRun, build_timed_run
-from hpcfl.run_dir.log import LogReader
+from hpcfl.runs.log import LogReader
 from hpcfl.setup.device import device_of, gpu_rank
 from hpcfl.setup.environment import versions
 

@@ -20,7 +20,7 @@ from hpcfl.data.base import Dataset
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState, Run
 from hpcfl.job.schema import LoadedJob
-from hpcfl.run_dir.log import RunLog
+from hpcfl.runs.log import RunLog
 from hpcfl.setup.components import Components, build_components, build_run
 from hpcfl.setup.device import device_of, gpu_rank
 from hpcfl.signals import Signals

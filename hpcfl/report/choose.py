@@ -19,7 +19,7 @@ from hpcfl.report.columns import mean_and_std
 from hpcfl.report.grid import read_grid
 from hpcfl.report.groups import ComparedRuns, x_mark
 from hpcfl.report.set_ups import method_names
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 _LEFT_OUT = (
     "jobs compared: those with a finite score of every seed, and with as many seeds as any other "

@@ -16,10 +16,10 @@ from hpcfl.io.files import READABLE, may_contain, present, readable
 from hpcfl.io.regular import read
 from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import input_places
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.names import SWEEP_LOG
-from hpcfl.run_dir.record import RunReader, RunRecord
-from hpcfl.run_dir.sweep_log import Label, SweepEvents, place_in_sweep, read_sweep_log
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.names import SWEEP_LOG
+from hpcfl.runs.record import RunReader, RunRecord
+from hpcfl.runs.sweep_log import Label, SweepEvents, place_in_sweep, read_sweep_log
 
 JOB = "job.yaml"
 _SECTIONS = (b"algorithm:", b"diagnostics:", b"checkpoint:", b"store:", b"threads:")  # some of all

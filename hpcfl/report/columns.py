@@ -12,7 +12,7 @@ from hpcfl.evaluation.score_names import SCORES, Score
 from hpcfl.job.settings import BRANCH
 from hpcfl.report.groups import score_mark, x_mark
 from hpcfl.report.table import Value
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 
 def number(form: str) -> Callable[[float], str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hpcfl.report.columns import Column, of_runs
 from hpcfl.report.published import Published, find
 from hpcfl.report.table import Value
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 ACCURACIES = {
     "accuracy_last": "test accuracy after the last round",

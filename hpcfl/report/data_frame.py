@@ -10,7 +10,7 @@ from hpcfl.report.choose import choose_settings
 from hpcfl.report.collect import collect_runs
 from hpcfl.report.columns import ABOUT, COSTS, score_columns
 from hpcfl.report.groups import ComparedRuns
-from hpcfl.run_dir.record import read_run
+from hpcfl.runs.record import read_run
 
 if TYPE_CHECKING:
     from pandas import DataFrame

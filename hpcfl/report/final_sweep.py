@@ -16,9 +16,9 @@ from hpcfl.job.schema import LoadedJob, resolve_algorithm
 from hpcfl.job.settings import SEED, flatten, value_of
 from hpcfl.job.yaml_file import as_yaml, plain
 from hpcfl.report.choose import ChosenRuns
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_run import load_run
-from hpcfl.run_dir.outputs import check_output, write_output
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.load_run import load_run
+from hpcfl.runs.outputs import check_output, write_output
 
 _Points = dict[str, dict[str, Any]]  # values by dotted keys, by the labels of points
 _Axes = dict[str, _Points]

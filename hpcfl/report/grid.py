@@ -9,7 +9,7 @@ from hpcfl.report.groups import compared_settings, seed_groups
 from hpcfl.report.published import set_up
 from hpcfl.report.set_ups import identities, method_names, set_up_labels, settings_of_set_ups
 from hpcfl.report.table import Value
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 
 class SetUp(NamedTuple):

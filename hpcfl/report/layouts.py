@@ -16,7 +16,7 @@ from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.report.runs import by_run, by_seed
 from hpcfl.report.table import Report, Value
 from hpcfl.report.timing import by_phase
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 LAYOUTS = ("runs", "seeds", "paper", "time")
 

@@ -31,7 +31,7 @@ from hpcfl.report.groups import (
 from hpcfl.report.published import Published, find
 from hpcfl.report.rounds_to_target import BASELINE, Target, TargetRounds, target_rounds, with_target
 from hpcfl.report.table import Report, Table, Value, with_settings
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 _SEVERAL_SETTINGS = (
     "several rows of an algorithm: taking the best of them is a choice on the test set; "

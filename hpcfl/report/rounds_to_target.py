@@ -12,7 +12,7 @@ from hpcfl.report.columns import Column, number, of_runs
 from hpcfl.report.comparison import ComparisonColumns
 from hpcfl.report.groups import ComparedRuns, labels, score_mark
 from hpcfl.report.published import Published, centralised, find, set_up
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""

@@ -25,7 +25,7 @@ from hpcfl.report.groups import (
 )
 from hpcfl.report.set_ups import differing, method_names
 from hpcfl.report.table import Report, Table, Value, with_settings, without_blanks
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 SEEDS_CAPTION = "+-: sample standard deviation over the finished runs of a job with several seeds"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcfl.job.settings import Settings, distinguishing_settings
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 _SECTIONS = ("data", "model", "cohort", "weights", "precision")
 # Keys of these sections that say how the data are read, or are a method's (FedBN's statistics).

@@ -9,8 +9,8 @@ from hpcfl.engine.timing import PHASES
 from hpcfl.report.columns import duration
 from hpcfl.report.groups import labels
 from hpcfl.report.table import Report, Table, Value
-from hpcfl.run_dir.log import OF_RANKS, SLOWEST
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.log import OF_RANKS, SLOWEST
+from hpcfl.runs.record import RunRecord
 
 Lines = Iterable[Mapping[str, Any]]  # of a log
 

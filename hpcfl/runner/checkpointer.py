@@ -16,9 +16,9 @@ from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.run import CheckpointState
 from hpcfl.errors import RankError
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import delete_older
 from hpcfl.runner.outputs import Outputs
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import delete_older
 from hpcfl.store import row_table as row_tables
 from hpcfl.store.base import ClientStore
 from hpcfl.store.row_table import Table

@@ -25,21 +25,21 @@ from hpcfl.io import regular
 from hpcfl.io.atomic import PART, make_folder, sync_folder, write_by, write_file
 from hpcfl.io.files import present
 from hpcfl.job.settings import flatten, written
-from hpcfl.run_dir.branches import Branch, parse_branches, write_branches
-from hpcfl.run_dir.client_table import table_until
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import require_log_prefix
-from hpcfl.run_dir.manifest import (
+from hpcfl.runner.resume_request import ResumeRequest
+from hpcfl.runner.session import RankSession
+from hpcfl.runs.branches import Branch, parse_branches, write_branches
+from hpcfl.runs.client_table import table_until
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import require_log_prefix
+from hpcfl.runs.manifest import (
     BRANCHES,
     MANIFEST,
     Checkpoint,
     read_files,
     write_manifest,
 )
-from hpcfl.run_dir.names import FOLDER, require_kind
-from hpcfl.run_dir.requests import is_done
-from hpcfl.runner.resume_request import ResumeRequest
-from hpcfl.runner.session import RankSession
+from hpcfl.runs.names import FOLDER, require_kind
+from hpcfl.runs.requests import is_done
 from hpcfl.setup.components import Components, with_statistics
 from hpcfl.store.row_table import Table
 

@@ -9,11 +9,11 @@ from hpcfl.comm.watched import WatchedComm
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.errors import DiskError, HookError, StoreError
 from hpcfl.evaluation.client_rows import ClientRow
-from hpcfl.run_dir.client_table import ClientTable
-from hpcfl.run_dir.history import outcome_of
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import NOTHING, LogPosition, RunLog, of_ranks
 from hpcfl.runner.progress import Progress
+from hpcfl.runs.client_table import ClientTable
+from hpcfl.runs.history import outcome_of
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import NOTHING, LogPosition, RunLog, of_ranks
 from hpcfl.types import Record, Vector
 
 

@@ -13,10 +13,10 @@ from hpcfl.io import regular
 from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.schema import Job
 from hpcfl.job.settings import flatten, value_of, written
-from hpcfl.run_dir.history import Outcome, outcome_of, record_outcome
-from hpcfl.run_dir.log import LogReader
 from hpcfl.runner.progress import Progress
 from hpcfl.runner.session import RankSession
+from hpcfl.runs.history import Outcome, outcome_of, record_outcome
+from hpcfl.runs.log import LogReader
 from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.setup.environment import (
     KEYS_OF_BITS,

@@ -12,11 +12,14 @@ from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS
 from hpcfl.job.resume_rules import ending_fingerprint
 from hpcfl.job.settings import flatten
-from hpcfl.run_dir.branches import parse_branches
-from hpcfl.run_dir.client_table import table_until, truncate_table
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import require_log_prefix, truncate_log
-from hpcfl.run_dir.manifest import (
+from hpcfl.runner.copy_run import copy_run
+from hpcfl.runner.resume_request import ResumeRequest
+from hpcfl.runner.session import RankSession, StartPoint
+from hpcfl.runs.branches import parse_branches
+from hpcfl.runs.client_table import table_until, truncate_table
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import require_log_prefix, truncate_log
+from hpcfl.runs.manifest import (
     BEST,
     BRANCHES,
     FUNCTION,
@@ -32,9 +35,6 @@ from hpcfl.run_dir.manifest import (
     rounds,
     write_manifest,
 )
-from hpcfl.runner.copy_run import copy_run
-from hpcfl.runner.resume_request import ResumeRequest
-from hpcfl.runner.session import RankSession, StartPoint
 from hpcfl.setup.components import Components
 from hpcfl.store.row_table import Table, is_row_table
 

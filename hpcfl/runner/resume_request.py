@@ -20,11 +20,11 @@ from hpcfl.job.resume_rules import (
 from hpcfl.job.schema import LoadedJob, require_runnable, validate_keys
 from hpcfl.job.settings import Settings, flatten
 from hpcfl.job.yaml_file import JobFile
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_run import load_run
-from hpcfl.run_dir.log import require_log_prefix
-from hpcfl.run_dir.manifest import Checkpoint, find, folder_of, rounds
-from hpcfl.run_dir.requests import Request, is_done
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.load_run import load_run
+from hpcfl.runs.log import require_log_prefix
+from hpcfl.runs.manifest import Checkpoint, find, folder_of, rounds
+from hpcfl.runs.requests import Request, is_done
 
 
 @dataclass(frozen=True)

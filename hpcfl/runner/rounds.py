@@ -10,7 +10,6 @@ from hpcfl.engine.timing import SIMULATED
 from hpcfl.errors import StoreError
 from hpcfl.evaluation.run_score import score_key
 from hpcfl.io.atomic import write_errors
-from hpcfl.run_dir.log import NOTHING, LogReader
 from hpcfl.runner.progress import Progress, open_progress
 from hpcfl.runner.record_start import (
     record_outcomes,
@@ -18,6 +17,7 @@ from hpcfl.runner.record_start import (
     warn_of_divergence,
 )
 from hpcfl.runner.session import EarlyEnd, RankSession, StartPoint
+from hpcfl.runs.log import NOTHING, LogReader
 from hpcfl.setup.components import build_run
 from hpcfl.signals import Signals, stopped
 from hpcfl.types import Vector

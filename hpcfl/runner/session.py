@@ -26,13 +26,13 @@ from hpcfl.evaluation.stopping import StopRule
 from hpcfl.job.resume_rules import ending_fingerprint
 from hpcfl.job.settings import flatten
 from hpcfl.local.step import Gradient
-from hpcfl.run_dir.branches import Branch
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogPosition
-from hpcfl.run_dir.requests import Request
 from hpcfl.runner.checkpointer import Checkpointer
 from hpcfl.runner.outputs import Outputs
 from hpcfl.runner.progress import Progress
+from hpcfl.runs.branches import Branch
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import LogPosition
+from hpcfl.runs.requests import Request
 from hpcfl.setup.components import Components
 from hpcfl.setup.model_function import require_of_run, require_on_ranks
 from hpcfl.setup.rank_layout import Ranks

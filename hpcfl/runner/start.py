@@ -40,15 +40,15 @@ from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.job.settings import flatten
 from hpcfl.job.yaml_file import COMMAND_LINE
-from hpcfl.run_dir.client_table import truncate_table
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogReader, truncate_log
-from hpcfl.run_dir.record import read_run
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.resume import resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.rounds import run_rounds
 from hpcfl.runner.session import RankSession, StartPoint
+from hpcfl.runs.client_table import truncate_table
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import LogReader, truncate_log
+from hpcfl.runs.record import read_run
 from hpcfl.setup.choose_executor import choose_executor, require_one_choice
 from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import bfloat16_warning, device_type

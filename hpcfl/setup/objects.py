@@ -48,7 +48,7 @@ from hpcfl.job.yaml_file import (
 )
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import data_arguments, refuse_scripted
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from hpcfl.setup.record_inputs import require_inputs
 from hpcfl.user_code.generators import generators
 from hpcfl.user_code.names import (

@@ -29,8 +29,8 @@ from hpcfl.job.registry import SECTION, shown, suggestion
 from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import LoadedJob, check, resolve_algorithm
 from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
-from hpcfl.run_dir.names import may_name_point
-from hpcfl.run_dir.sweep_log import Label
+from hpcfl.runs.names import may_name_point
+from hpcfl.runs.sweep_log import Label
 
 KEYS = ("job", "set", "grid", "only", "ranks")
 MOST = 10_000  # runs: all are checked before the first one starts

@@ -5,8 +5,8 @@ from pathlib import Path
 from hpcfl.errors import JobError
 from hpcfl.io.files import present, readable
 from hpcfl.io.regular import open_binary
-from hpcfl.run_dir.names import FILE, FOLDER, REPORT, SWEEP, SWEEP_LOG, require_kind
-from hpcfl.run_dir.sweep_log import PLACE, require_own_plot, was_begun_before
+from hpcfl.runs.names import FILE, FOLDER, REPORT, SWEEP, SWEEP_LOG, require_kind
+from hpcfl.runs.sweep_log import PLACE, require_own_plot, was_begun_before
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.process import OUTPUT
 

@@ -17,14 +17,14 @@ from hpcfl.io.threads import map_in_threads
 from hpcfl.job.resume_rules import PLACES, ending_fingerprint, is_mutable
 from hpcfl.job.settings import OF_SCORES, changed, flatten, some_of
 from hpcfl.job.yaml_file import as_override, as_shell_word, as_yaml, in_own_run, replace_kept
-from hpcfl.run_dir.branches import read_branches
-from hpcfl.run_dir.history import ended_early, last_outcome, recorded_code
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.load_run import load_run
-from hpcfl.run_dir.log import LogReader
-from hpcfl.run_dir.manifest import committed
-from hpcfl.run_dir.record import read_record
-from hpcfl.run_dir.sweep_log import PlaceInSweep
+from hpcfl.runs.branches import read_branches
+from hpcfl.runs.history import ended_early, last_outcome, recorded_code
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.load_run import load_run
+from hpcfl.runs.log import LogReader
+from hpcfl.runs.manifest import committed
+from hpcfl.runs.record import read_record
+from hpcfl.runs.sweep_log import PlaceInSweep
 from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.sweep.grid import Point, Sweep
 

@@ -15,8 +15,8 @@ from hpcfl.errors import DiskError, JobError
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.memory import PROC
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.record import read_run
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.record import read_run
 
 # Lines with the reason why a run ended: its own, and MPICH's mpirun's about a killed rank.
 _ERROR = re.compile(r"[\w.]*(Error|Stopped|Interrupt)\b.*")

@@ -30,8 +30,8 @@ from hpcfl.io.cgroups import core_quotas, usable_cores
 from hpcfl.io.files import present
 from hpcfl.job.schema import LoadedJob
 from hpcfl.models.base import ModelConfig
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.sweep_log import SweepLog
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.sweep_log import SweepLog
 from hpcfl.setup.device import device_type
 from hpcfl.setup.initial_model import fetch_model
 from hpcfl.setup.load_data import fetch_data

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from hpcfl.errors import JobError
 from hpcfl.io.threads import map_in_threads
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.sweep_log import SweepLog, read_sweep_log
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.sweep_log import SweepLog, read_sweep_log
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.pending import PendingRun, edited_notes, pending_runs
 from hpcfl.sweep.run_sweep import prepare

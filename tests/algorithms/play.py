@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpcfl.job.schema import LoadedJob, load
-from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.start import Result, start
+from hpcfl.runs.manifest import committed
 from hpcfl.setup.components import Components, build_components
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table

@@ -17,7 +17,7 @@ from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from hpcfl.setup import choose_executor
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree

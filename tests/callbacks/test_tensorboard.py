@@ -7,7 +7,7 @@ import pytest
 
 from hpcfl.callbacks.tensorboard import TensorBoard
 from hpcfl.engine.callbacks import RunStart
-from hpcfl.run_dir.log import RunLog
+from hpcfl.runs.log import RunLog
 
 pytest.importorskip("tensorboard", reason="events need the package tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

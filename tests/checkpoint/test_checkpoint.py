@@ -14,8 +14,8 @@ from hpcfl.checkpoint.writer import CheckpointContents, begin
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import StoreError
 from hpcfl.io import checksum
-from hpcfl.run_dir.log import LogPosition
-from hpcfl.run_dir.manifest import FORMAT, INITIAL, committed, prune, read
+from hpcfl.runs.log import LogPosition
+from hpcfl.runs.manifest import FORMAT, INITIAL, committed, prune, read
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table

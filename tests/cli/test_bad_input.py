@@ -13,7 +13,7 @@ import yaml
 
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.errors import JobError
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.manifest import committed
 from tests.rundirs import resolved
 
 

@@ -19,7 +19,7 @@ from hpcfl.cli import main as cli
 from hpcfl.cli.main import main
 from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.io import atomic
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from tests.forked import finish
 from tests.rundirs import cut_log, log_of
 

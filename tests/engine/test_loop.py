@@ -18,10 +18,10 @@ from hpcfl.job.schema import load
 from hpcfl.local import client_pool
 from hpcfl.local.sequential import Sequential
 from hpcfl.monitor.status import status
-from hpcfl.run_dir.log import RunLog
-from hpcfl.run_dir.manifest import committed
 from hpcfl.runner import start as starting
 from hpcfl.runner.start import resume, start
+from hpcfl.runs.log import RunLog
+from hpcfl.runs.manifest import committed
 from hpcfl.signals import STOP
 from hpcfl.store.arena import StateArena
 from hpcfl.store.row_table import Table

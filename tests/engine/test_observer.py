@@ -21,8 +21,8 @@ import torch
 from hpcfl.engine import diagnostics, timing
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.local.sequential import Sequential
-from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.start import resume
+from hpcfl.runs.manifest import committed
 from tests.algorithms.by_hand.quadratic import TWO
 from tests.algorithms.play import kept, parts, play, softmax_problem, states, tree, xs
 

@@ -10,8 +10,8 @@ from hpcfl.engine import round_zero as engine
 from hpcfl.errors import ClientError, DivergedError, Stopped
 from hpcfl.job.schema import load
 from hpcfl.local.sequential import Sequential
-from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.start import resume, start
+from hpcfl.runs.manifest import committed
 from tests.algorithms.play import parts, play, softmax_problem, states, tree
 
 pytestmark = pytest.mark.usefixtures("own_process")

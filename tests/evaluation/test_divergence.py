@@ -15,7 +15,7 @@ import hpcfl
 from hpcfl.data.base import Dataset
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 from hpcfl.types import Examples
 
 TEN = math.log(10)  # the loss of guessing among ten classes

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from hpcfl.cli.selftest import JOB, RunBits, committed, outcome
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import Line, RunLog
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import Line, RunLog
 from tests.forked import Ended, finish
 
 ROUNDS = 14

@@ -10,7 +10,7 @@ from scaffold_run import ROUNDS, complete, error_line, killed, write
 
 from hpcfl.cli.selftest import outcome
 from hpcfl.errors import StoreError
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from tests.forked import finish
 from tests.long_form import long_form
 

@@ -9,7 +9,7 @@ from deny import deny_from
 from scaffold_run import complete, error_line, killed, write
 
 from hpcfl.cli.selftest import outcome
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from tests.forked import finish
 from tests.long_form import long_form
 

@@ -16,8 +16,8 @@ from tracing import allow_tracing, traced
 
 from hpcfl.cli.main import main
 from hpcfl.cli.selftest import committed
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import MANIFEST
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import MANIFEST
 from tests.forked import CONTEXT
 from tests.long_form import LONG
 from tests.parallel.outcome import Outcome, outcome

@@ -31,8 +31,8 @@ from hpcfl.cli.selftest import (
 )
 from hpcfl.errors import HpcflError, StoreError
 from hpcfl.io import checksum
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import MANIFEST, SERVER
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import MANIFEST, SERVER
 from tests.forked import finish
 from tests.long_form import LONG
 from tests.parallel.harness import environment, find_mpirun

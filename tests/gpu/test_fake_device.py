@@ -41,7 +41,7 @@ from hpcfl.local.client_states import ClientStates
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
 from hpcfl.plan.timed_rounds import build_timed_run
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from hpcfl.setup.components import build_components
 from tests.algorithms.methods import ENTRIES, SAMPLE
 from tests.algorithms.play import model_for

@@ -23,7 +23,7 @@ from hpcfl.errors import DataError, HpcflError, JobError, StoreError, one_line
 from hpcfl.io import checksum, memory
 from hpcfl.io.files import read_array, read_arrays
 from hpcfl.models.weights import read_weights
-from hpcfl.run_dir import manifest
+from hpcfl.runs import manifest
 
 pytestmark = pytest.mark.slow
 

@@ -29,10 +29,10 @@ from hpcfl.exports.checkpoint import export
 from hpcfl.models import MODELS
 from hpcfl.monitor import status
 from hpcfl.report.collect import collect_runs
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import committed
-from hpcfl.run_dir.sweep_log import SweepLog
 from hpcfl.runner.start import start
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import committed
+from hpcfl.runs.sweep_log import SweepLog
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import pending_runs
 from hpcfl.sweep.run_sweep import prepare

@@ -1,6 +1,6 @@
 """Nothing outside a directory of hpcfl's is written or deleted, and nothing in it that is not its.
 
-Every name that ``hpcfl.run_dir.names`` lists in turn is that of something else, and every command
+Every name that ``hpcfl.runs.names`` lists in turn is that of something else, and every command
 is tried.  Each is refused in one line, or reads what it found; what is foreign stays as it was.
 """
 
@@ -16,8 +16,8 @@ import yaml
 
 import hpcfl as api
 from hpcfl.cli.main import main
-from hpcfl.run_dir.manifest import committed
-from hpcfl.run_dir.names import NAMES
+from hpcfl.runs.manifest import committed
+from hpcfl.runs.names import NAMES
 from tests.long_form import long_form
 from tests.parallel.outcome import outcome
 from tests.rundirs import segment

@@ -29,8 +29,8 @@ from hpcfl.errors import DiskError, JobError
 from hpcfl.io.files import read_array
 from hpcfl.job import yaml_file
 from hpcfl.report.collect import find_runs
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.sweep_log import SweepLog, read_sweep_log
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.sweep_log import SweepLog, read_sweep_log
 from tests.long_form import long_form
 
 pytestmark = pytest.mark.slow

@@ -19,9 +19,9 @@ from rich.live import Live
 
 from hpcfl.errors import JobError
 from hpcfl.monitor import status
-from hpcfl.run_dir import log as runlog
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogReader
+from hpcfl.runs import log as runlog
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import LogReader
 from tests.rundirs import cut_log, log_of, resolved
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hpcfl.engine.timing import measured
 from hpcfl.job.schema import load
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.manifest import committed
 from hpcfl.setup.components import build_components
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import committed
 from tests.forked import finish
 from tests.long_form import long_form
 from tests.parallel.background import Going, changed, finish_mpi, held, rounds, write

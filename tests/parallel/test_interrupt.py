@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.manifest import committed
 from tests.forked import finish
 from tests.long_form import long_form
 from tests.parallel.background import changed, finish_mpi, write

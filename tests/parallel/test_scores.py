@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.manifest import committed
 from tests.long_form import long_form
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import outcome

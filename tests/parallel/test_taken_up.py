@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpcfl.job.schema import load
-from hpcfl.run_dir.manifest import committed, rounds
+from hpcfl.runs.manifest import committed, rounds
 from hpcfl.setup.components import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect

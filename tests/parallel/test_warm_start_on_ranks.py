@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from hpcfl.cohort.assignment import Balance, assign_owners, in_groups
-from hpcfl.run_dir.log import Line, RunLog
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.log import Line, RunLog
+from hpcfl.runs.manifest import committed
 from tests.algorithms.play import softmax_problem, tree
 from tests.forked import finish
 from tests.parallel.harness import play_all

@@ -13,9 +13,9 @@ import yaml
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.job.schema import load
 from hpcfl.job.settings import flatten
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogReader
-from hpcfl.run_dir.record import read_run
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import LogReader
+from hpcfl.runs.record import read_run
 from tests.project.pages import section
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from hpcfl.report import by_run, by_seed, plain, to_markdown
 from hpcfl.report.choose import choose_settings
 from hpcfl.report.layouts import LAYOUTS, arranged
 from hpcfl.report.rounds_to_target import Target, with_target
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 JOB = Path(__file__).parents[2] / "jobs/quickstart.yaml"
 

@@ -9,7 +9,7 @@ import pytest
 from hpcfl.errors import JobError
 from hpcfl.monitor.status import status
 from hpcfl.report.collect import collect_runs, find_runs
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from tests.rundirs import events_of, log_of, planned, resolved
 
 JOB = "rounds: 2\nalgorithm: {name: fedavg}\nevaluate: {last: 0}\n"

@@ -11,7 +11,7 @@ from hpcfl.errors import JobError, printable
 from hpcfl.report.plots import Plot, PlotStyle, curves, plot_partition
 from hpcfl.report.plots.drawing import Curve, choose_looks
 from hpcfl.report.plots.figure import COLOURS, FigureSize, save
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 
 def run(name, *, accuracy=True, evaluated=range(0, 101, 10)):

@@ -9,8 +9,8 @@ from rich.console import Console
 from hpcfl.errors import JobError, StoreError
 from hpcfl.report import by_run, by_seed, plain, tables, to_csv, to_markdown
 from hpcfl.report.collect import collect_runs
-from hpcfl.run_dir import record
-from hpcfl.run_dir.record import read_run
+from hpcfl.runs import record
+from hpcfl.runs.record import read_run
 from tests.rundirs import cut_log, log_of, resolved
 
 JOB = "rounds: 4\nalgorithm: {name: fedhbm, beta: 1.0}\nevaluate: {every: 2, last: 2}\n"
@@ -32,7 +32,7 @@ def seed_rows(runs, beside=None):
 
 
 @pytest.fixture
-def run_dir(tmp_path):
+def runs(tmp_path):
     def make(log=LOG, job=JOB, name="a-run", tail=b""):
         path = tmp_path / name
         path.mkdir()
@@ -43,8 +43,8 @@ def run_dir(tmp_path):
     return make
 
 
-def test_a_finished_run(run_dir):
-    run = read_run(run_dir())
+def test_a_finished_run(runs):
+    run = read_run(runs())
     assert (run.name, run.algorithm, run.done, run.rounds) == ("a-run", "fedhbm", 4, 4)
     assert run.finished
     assert run.last("test_accuracy") == 0.625
@@ -55,30 +55,30 @@ def test_a_finished_run(run_dir):
     assert run.scores["test_loss"] == ((0, 2.5), (2, 1.25), (3, 0.75), (4, 0.5))
 
 
-def test_a_run_in_progress_is_read_up_to_its_cut_line(run_dir):
-    run = read_run(run_dir(LOG[:3], tail=b'{"round": 3, "wall_'))
+def test_a_run_in_progress_is_read_up_to_its_cut_line(runs):
+    run = read_run(runs(LOG[:3], tail=b'{"round": 3, "wall_'))
     assert (run.done, run.finished, run.mean_accuracy) == (2, False, None)
     assert "unfinished" in plain(by_run([run]))
 
 
-def test_a_number_cut_short_does_not_count(run_dir):
+def test_a_number_cut_short_does_not_count(runs):
     """Without its line end it is not written."""
-    assert read_run(run_dir(LOG[:1], tail=log_of([{"round": 8}])[:-1])).done == 0
+    assert read_run(runs(LOG[:1], tail=log_of([{"round": 8}])[:-1])).done == 0
 
 
-def test_a_run_that_only_just_began(run_dir):
-    path = run_dir()
+def test_a_run_that_only_just_began(runs):
+    path = runs()
     (path / "log.jsonl").unlink()
     run = read_run(path)
     assert (run.done, run.best, run.last("test_loss")) == (0, None, None)
     assert "| 0/4 unfinished | 0 bytes | 0 bytes | 0.0 s |" in to_markdown(by_run([run]))
 
 
-def test_the_first_of_equally_good_rounds_is_the_best(run_dir):
+def test_the_first_of_equally_good_rounds_is_the_best(runs):
     log = [
         {"round": t, "test_accuracy": a, "test_loss": 1.0} for t, a in enumerate([0.1, 0.9, 0.9])
     ]
-    assert read_run(run_dir(log)).best == (1, 0.9)
+    assert read_run(runs(log)).best == (1, 0.9)
 
 
 def test_a_directory_that_is_no_run(tmp_path):
@@ -96,24 +96,24 @@ def test_a_directory_that_is_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("job", ["rounds: 4\n", "rounds: [\n", "7\n", "\n"])
-def test_a_job_that_is_not_resolved(run_dir, job):
+def test_a_job_that_is_not_resolved(runs, job):
     with pytest.raises(StoreError, match="not the resolved job") as caught:
-        read_run(run_dir(job=job))
+        read_run(runs(job=job))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("line", ["{not json}", "7", '{"round": "3"}'])
-def test_a_damaged_line_is_named(run_dir, line):
+def test_a_damaged_line_is_named(runs, line):
     with pytest.raises(StoreError, match=r"log.jsonl:2: "):
-        read_run(run_dir(LOG[:1], tail=line.encode() + b"\n"))
+        read_run(runs(LOG[:1], tail=line.encode() + b"\n"))
     body = line.removesuffix("}").encode()
     with pytest.raises(StoreError, match=r"log.jsonl:2: "):  # a right checksum does not save it
-        read_run(run_dir(LOG[:1], tail=b'%s, "crc32": %d}\n' % (body, crc32(body)), name="b"))
+        read_run(runs(LOG[:1], tail=b'%s, "crc32": %d}\n' % (body, crc32(body)), name="b"))
 
 
-def test_a_line_break_that_became_another_character(run_dir):
+def test_a_line_break_that_became_another_character(runs):
     """It is not taken for a line that is being written."""
-    path = run_dir()
+    path = runs()
     content = (path / "log.jsonl").read_bytes()
     for bit in range(8):
         (path / "log.jsonl").write_bytes(content[:-1] + bytes([content[-1] ^ 1 << bit]))
@@ -151,8 +151,8 @@ def test_a_resume_that_cuts_the_log_while_it_is_read(job, tmp_path, hpcfl, monke
 ROW = ["a-run", "fedhbm", "4/4", "62.50", "87.50 @3", "75.00", "0.5"]
 
 
-def test_tables_agree(run_dir):
-    runs = [read_run(run_dir()), read_run(run_dir(LOG[:2], name="b|run"))]
+def test_tables_agree(runs):
+    runs = [read_run(runs()), read_run(runs(LOG[:2], name="b|run"))]
     first, second = to_markdown(by_run(runs)).splitlines()[2:4]
     assert first == "| " + " | ".join([*ROW, "40 bytes", "80 bytes", "6.0 s"]) + " |"
     assert second.startswith(r"| b\|run | fedhbm | 1/4 unfinished | 12.50 |")
@@ -164,17 +164,17 @@ def test_tables_agree(run_dir):
     assert printed == out.getvalue() + "best: chosen on the test set\n"
 
 
-def test_csv_keeps_full_precision_and_plain_units(run_dir):
+def test_csv_keeps_full_precision_and_plain_units(runs):
     log = [{**LOG[0], "test_accuracy": 1 / 3, "up_bytes": 2**40 + 1}]
-    (row,) = csv.DictReader(io.StringIO(to_csv(by_run([read_run(run_dir(log))]))))
+    (row,) = csv.DictReader(io.StringIO(to_csv(by_run([read_run(runs(log))]))))
     assert float(row["test_accuracy"]) == 1 / 3
     assert row["up_bytes"] == str(2**40 + 1)
     assert row["mean_accuracy"] == ""
 
 
-def test_a_regression_has_no_accuracy(run_dir):
+def test_a_regression_has_no_accuracy(runs):
     log = [{"round": t, "wall_s": 1000.0, "test_loss": 1.0, "up_bytes": 4e9} for t in range(5)]
-    row = to_markdown(by_run([read_run(run_dir(log))])).splitlines()[2]
+    row = to_markdown(by_run([read_run(runs(log))])).splitlines()[2]
     assert row.endswith("| 4/4 | loss 1 @0 | 1 | 0 bytes | 20.0 GB | 1:23:20 |")
 
 
@@ -185,9 +185,9 @@ ASKED = {
 }  # fmt: skip
 
 
-def test_scores_that_were_asked_for_have_columns(run_dir):
+def test_scores_that_were_asked_for_have_columns(runs):
     """As soon as one run has them; a log without them is as before."""
-    scored, plain_ = read_run(run_dir([*LOG[:4], {**LOG[4], **ASKED}])), read_run(run_dir(name="b"))
+    scored, plain_ = read_run(runs([*LOG[:4], {**LOG[4], **ASKED}])), read_run(runs(name="b"))
     title, _, first, second, *_ = to_markdown(by_run([scored, plain_])).splitlines()
     assert (
         "| top 5 % | objective | clients mean % | worst decile % | local models mean % |" in title
@@ -201,10 +201,10 @@ def test_scores_that_were_asked_for_have_columns(run_dir):
     assert (row["lowest_loss"], row["lowest_loss_round"]) == ("0.5", "4")
 
 
-def test_the_lowest_loss_is_the_first_of_equals_and_a_number(run_dir):
+def test_the_lowest_loss_is_the_first_of_equals_and_a_number(runs):
     losses = [float("nan"), 2.0, 1.0, 1.0, 3.0]
     log = [{"round": t, "test_loss": loss} for t, loss in enumerate(losses)]
-    assert read_run(run_dir(log)).lowest == (2, 1.0)
+    assert read_run(runs(log)).lowest == (2, 1.0)
 
 
 SEEDED = """\
@@ -216,10 +216,10 @@ evaluate: {{last: 2}}
 """
 
 
-def test_runs_of_one_job_are_told_apart_by_what_differs(run_dir):
+def test_runs_of_one_job_are_told_apart_by_what_differs(runs):
     jobs = [("fedavg", 0, 0.1), ("fedavg", 1, 0.1), ("fedavg", 0, 0.5), ("fedhbm", 0, 0.1)]
     runs = [
-        read_run(run_dir(job=SEEDED.format(name=name, seed=seed, lr=lr), name=f"r{index}"))
+        read_run(runs(job=SEEDED.format(name=name, seed=seed, lr=lr), name=f"r{index}"))
         for index, (name, seed, lr) in enumerate(jobs)
     ]
     rows = list(csv.DictReader(io.StringIO(to_csv(by_run(runs)))))
@@ -231,21 +231,21 @@ def test_runs_of_one_job_are_told_apart_by_what_differs(run_dir):
     assert "settings" not in to_markdown(by_run([runs[0], runs[3]]))  # the algorithm has its column
 
 
-def test_runs_of_one_name_are_told_apart_by_the_folder_above(run_dir, tmp_path):
+def test_runs_of_one_name_are_told_apart_by_the_folder_above(runs, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        run_dir(name=f"{folder}/run")
-    run_dir(name="b/other", job=JOB.replace("4", "5"))
+        runs(name=f"{folder}/run")
+    runs(name="b/other", job=JOB.replace("4", "5"))
     runs = collect_runs([tmp_path / "a" / "run", tmp_path / "b"]).runs
     lines = to_markdown(by_run(runs)).splitlines()[2:5]
     assert [line.split(" | ")[0] for line in lines] == ["| a/run", "| other", "| b/run"]
 
 
-def test_means_over_seeds(run_dir):
+def test_means_over_seeds(runs):
     def one(name, seed, accuracy, rounds=4):
         log = [{**entry, "test_accuracy": accuracy} for entry in LOG[: rounds + 1]]
         job = SEEDED.format(name=name, seed=seed, lr=0.1)
-        return read_run(run_dir(log, job, name=f"{name}{seed}"))
+        return read_run(runs(log, job, name=f"{name}{seed}"))
 
     runs = [one("fedavg", 0, 0.5), one("fedavg", 1, 0.7), one("fedavg", 2, 0.9, rounds=3)]
     runs.append(one("fedhbm", 0, 0.25))
@@ -260,10 +260,10 @@ def test_means_over_seeds(run_dir):
     assert "objective" not in titles
 
 
-def test_of_two_runs_of_a_seed_the_longer_counts(run_dir):
+def test_of_two_runs_of_a_seed_the_longer_counts(runs):
     """A try that was killed, and another one after it."""
     job = SEEDED.format(name="fedavg", seed=0, lr=0.1)
-    killed, whole = read_run(run_dir(LOG[:2], job, "a")), read_run(run_dir(LOG, job, "b"))
+    killed, whole = read_run(runs(LOG[:2], job, "a")), read_run(runs(LOG, job, "b"))
     for runs in ([killed, whole], [whole, killed]):
         _, row = seed_rows(runs)
         assert row[:3] == ["fedavg", "1", "62.50"]
@@ -274,14 +274,14 @@ def test_of_two_runs_of_a_seed_the_longer_counts(run_dir):
     assert not any("left out" in str(line) for line in by_seed([whole]).tables[0].captions)
 
 
-def test_no_mean_of_means_over_different_rounds(run_dir):
+def test_no_mean_of_means_over_different_rounds(runs):
     """Of the last two rounds in one run, of the last in the other."""
     runs = []
     for seed, last in enumerate((2, 1)):
         job = SEEDED.format(name="fedavg", seed=seed, lr=0.1)
         job = job.replace("last: 2", f"last: {last}")
         assert f"last: {last}" in job
-        runs.append(read_run(run_dir(job=job, name=f"s{seed}")))
+        runs.append(read_run(runs(job=job, name=f"s{seed}")))
     titles, row = seed_rows(runs)
     assert row[:3] == ["fedavg", "2", "62.50 +- 0.00"]
     assert "mean of\nlast %" not in titles  # blank
@@ -291,9 +291,9 @@ def test_no_mean_of_means_over_different_rounds(run_dir):
     assert said in map(str, report.tables[0].captions)
 
 
-def test_means_over_seeds_of_what_was_asked_for(run_dir):
+def test_means_over_seeds_of_what_was_asked_for(runs):
     runs = [
-        read_run(run_dir([*LOG[:4], {**LOG[4], "train_objective": value}],
+        read_run(runs([*LOG[:4], {**LOG[4], "train_objective": value}],
                          SEEDED.format(name="fedavg", seed=seed, lr=0.1), name=f"o{seed}"))
         for seed, value in enumerate([1.0, 3.0])
     ]  # fmt: skip
@@ -310,10 +310,10 @@ evaluate: {{last: {seed}}}
 """
 
 
-def test_how_a_run_is_watched_is_no_setting_of_it(run_dir):
+def test_how_a_run_is_watched_is_no_setting_of_it(runs):
     """Neither told, nor in the way of a mean over seeds."""
     runs = [
-        read_run(run_dir(job=WATCHED.format(seed=seed, threads=1 + seed), name=f"w{seed}"))
+        read_run(runs(job=WATCHED.format(seed=seed, threads=1 + seed), name=f"w{seed}"))
         for seed in range(2)
     ]
     assert [row["settings"] for row in csv.DictReader(io.StringIO(to_csv(by_run(runs))))] == [
@@ -322,11 +322,11 @@ def test_how_a_run_is_watched_is_no_setting_of_it(run_dir):
     assert seed_rows(runs)[1][:2] == ["fedhbm", "2"]
 
 
-def test_long_settings_are_wrapped(run_dir, monkeypatch):
+def test_long_settings_are_wrapped(runs, monkeypatch):
     """To the terminal, if that is wide enough: no number and no setting is cut."""
     keys = ["a_key", "another_long_name_of_a_key", "one_more_long_name"]
     runs = [
-        read_run(run_dir(job=JOB + f"local: {{{', '.join(f'{key}: {k}' for key in keys)}}}\n",
+        read_run(runs(job=JOB + f"local: {{{', '.join(f'{key}: {k}' for key in keys)}}}\n",
                          name=f"l{k}"))
         for k in range(2)
     ]  # fmt: skip
@@ -341,14 +341,14 @@ def test_long_settings_are_wrapped(run_dir, monkeypatch):
     assert 100 < widths[20] < widths[140] == 140 < widths[400]
 
 
-def test_means_over_seeds_for_programs(run_dir):
+def test_means_over_seeds_for_programs(runs):
     """Their means and sample standard deviations, in fractions; what lacks stays empty."""
     runs = [
-        read_run(run_dir([*LOG[:4], {**LOG[4], "test_accuracy": accuracy}],
+        read_run(runs([*LOG[:4], {**LOG[4], "test_accuracy": accuracy}],
                          SEEDED.format(name=name, seed=seed, lr=0.1), name=f"{name}{seed}"))
         for name, seed, accuracy in (("fedavg", 0, 0.5), ("fedavg", 1, 0.75), ("fedhbm", 0, 0.25))
     ]  # fmt: skip
-    late = read_run(run_dir(LOG[:2], SEEDED.format(name="fedavg", seed=2, lr=0.1), name="late"))
+    late = read_run(runs(LOG[:2], SEEDED.format(name="fedavg", seed=2, lr=0.1), name="late"))
     avg, hbm = csv.DictReader(io.StringIO(to_csv(by_seed([*runs, late]))))
     assert (avg["algorithm"], avg["seeds"], avg["seeds_finished"]) == ("fedavg", "3", "2")
     assert float(avg["test_accuracy"]) == 0.625
@@ -357,14 +357,13 @@ def test_means_over_seeds_for_programs(run_dir):
     assert (hbm["test_accuracy"], hbm["test_accuracy_std"]) == ("0.25", "")
 
 
-def test_a_task_stands_for_what_follows_from_it(run_dir):
+def test_a_task_stands_for_what_follows_from_it(runs):
     """The batch size does; a rate that differs within a task, and the seed, do not."""
     job = "rounds: 4\ntask: {}\nseed: {}\nlocal: {{lr: {}, batch: {}}}\n"
     rest = JOB.partition("\n")[2]
     kinds = [("a", 0, 0.1, 8), ("a", 0, 0.5, 8), ("b", 1, 0.1, 16)]
     runs = [
-        read_run(run_dir(job=job.format(*kind) + rest, name=f"t{k}"))
-        for k, kind in enumerate(kinds)
+        read_run(runs(job=job.format(*kind) + rest, name=f"t{k}")) for k, kind in enumerate(kinds)
     ]
     assert [row["settings"] for row in csv.DictReader(io.StringIO(to_csv(by_run(runs))))] == [
         "task a, seed 0, local.lr 0.1", "task a, seed 0, local.lr 0.5",
@@ -372,18 +371,18 @@ def test_a_task_stands_for_what_follows_from_it(run_dir):
     ]  # fmt: skip
 
 
-def test_what_became_of_an_unfinished_run(run_dir):
-    run = read_run(run_dir(LOG[:2]))
+def test_what_became_of_an_unfinished_run(runs):
+    run = read_run(runs(LOG[:2]))
     assert "| 1/4 unfinished |" in to_markdown(by_run([run]))
     assert "| 1/4 failed |" in to_markdown(by_run([replace(run, failed=True)]))
     (row,) = csv.DictReader(io.StringIO(to_csv(by_run([run]))))
     assert row["state"] == "unfinished"
 
 
-def test_a_seed_that_diverged(run_dir):
+def test_a_seed_that_diverged(runs):
     """Its loss has no standard deviation; the report goes on."""
     runs = [
-        read_run(run_dir([*LOG[:4], {**LOG[4], "test_loss": loss}],
+        read_run(runs([*LOG[:4], {**LOG[4], "test_loss": loss}],
                          SEEDED.format(name="fedavg", seed=seed, lr=0.1), name=f"d{seed}"))
         for seed, loss in enumerate([0.5, float("inf")])
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from hpcfl.job.settings import flatten
 from hpcfl.report import as_papers, by_run, plain, to_csv, to_latex, to_markdown
 from hpcfl.report.formats import escaped
 from hpcfl.report.rounds_to_target import Target
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 HBM = "algorithm={name: fedhbm}"

@@ -10,7 +10,7 @@ from hpcfl.job.settings import flatten
 from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv, to_markdown
 from hpcfl.report.comparison import with_published
 from hpcfl.report.rounds_to_target import Target, with_target
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,7 @@ from hpcfl.report.choose import choose_settings
 from hpcfl.report.collect import collect_runs
 from hpcfl.report.plots import Plot, curves
 from hpcfl.report.rounds_to_target import Target, with_target
-from hpcfl.run_dir.record import RunRecord, read_run
+from hpcfl.runs.record import RunRecord, read_run
 from hpcfl.sweep.grid import read_sweep
 from tests.rundirs import log_of
 

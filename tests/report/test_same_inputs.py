@@ -9,7 +9,7 @@ import pytest
 import hpcfl
 from hpcfl.exports.record import export_record
 from hpcfl.report.collect import with_common_paths
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 
 @pytest.fixture

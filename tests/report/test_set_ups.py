@@ -11,8 +11,8 @@ from hpcfl.report import as_papers, by_seed, plain, to_latex
 from hpcfl.report.choose import choose_settings
 from hpcfl.report.layouts import arranged
 from hpcfl.report.plots.curves import _panels
-from hpcfl.run_dir.record import RunRecord
-from hpcfl.run_dir.sweep_log import Label, PlaceInSweep, place_in_sweep
+from hpcfl.runs.record import RunRecord
+from hpcfl.runs.sweep_log import Label, PlaceInSweep, place_in_sweep
 
 SETTINGS = flatten(
     load(Path(__file__).parents[2] / "jobs/quickstart.yaml", ["data.validation.share=0.1"]).tree

@@ -8,7 +8,7 @@ import pytest
 
 from hpcfl.engine.timing import PHASES
 from hpcfl.report import timing
-from hpcfl.run_dir.log import of_ranks
+from hpcfl.runs.log import of_ranks
 from tests.rundirs import log_of
 
 OLD = {"round": 1, "clients": 2, "wall_s": 1.5, "data_s": 0.5}

@@ -7,9 +7,9 @@ import pytest
 from hpcfl.io import checksum
 from hpcfl.report.groups import group_by_seed
 from hpcfl.report.plots import Plot
-from hpcfl.run_dir.branches import read_branches
-from hpcfl.run_dir.manifest import committed, rounds
-from hpcfl.run_dir.record import read_run
+from hpcfl.runs.branches import read_branches
+from hpcfl.runs.manifest import committed, rounds
+from hpcfl.runs.record import read_run
 from tests.faults.scaffold_run import killed
 from tests.forked import finish
 from tests.parallel.outcome import outcome

@@ -17,8 +17,8 @@ import hpcfl as api
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.errors import HookError, JobError
-from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import checkpointer
+from hpcfl.runs.layout import RunDir
 from hpcfl.setup.components import Components
 from hpcfl.user_code.generators import generators
 from tests.forked import finish

@@ -11,9 +11,9 @@ import hpcfl as package
 from hpcfl.data.fingerprints import digest, require_same
 from hpcfl.data.sources.arrays import Arrays
 from hpcfl.errors import DataError
-from hpcfl.run_dir.branches import read_branches
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.branches import read_branches
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import committed
 from tests.parallel.outcome import outcome
 from tests.rundirs import text
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import rounds
 from hpcfl.runner import copy_run
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import rounds
 from tests.parallel.outcome import outcome
 from tests.rundirs import damage_a_row, flip, segment, starts, text
 

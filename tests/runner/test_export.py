@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 import hpcfl as api
 from hpcfl.errors import StoreError, file_error
 from hpcfl.exports import checkpoint as export
-from hpcfl.run_dir import manifest
-from hpcfl.run_dir.manifest import SERVER, committed
+from hpcfl.runs import manifest
+from hpcfl.runs.manifest import SERVER, committed
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.run_dir.manifest import committed
 from hpcfl.runner.session import RankSession
+from hpcfl.runs.manifest import committed
 
 pytestmark = pytest.mark.slow
 

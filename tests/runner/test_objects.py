@@ -17,7 +17,7 @@ import hpcfl
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import DataError, JobError, StoreError
 from hpcfl.job.schema import load
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 from hpcfl.setup import objects
 from hpcfl.setup.components import build_components
 from hpcfl.setup.objects import KeptFiles

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import hpcfl
 from hpcfl.io import checksum
 from hpcfl.local.client_pool import ClientPool
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.manifest import rounds
 from hpcfl.runner import resume as resuming
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import rounds
 from hpcfl.setup import components, environment
 from hpcfl.store.row_table import Table
 from tests.forked import finish

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import hpcfl
-from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner import start
+from hpcfl.runs.layout import RunDir
 from hpcfl.setup import choose_executor
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts, text

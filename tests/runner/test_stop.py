@@ -10,7 +10,7 @@ import yaml
 import hpcfl as api
 from hpcfl.evaluation.config import Stop
 from hpcfl.evaluation.stopping import StopRule
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.manifest import committed
 from tests.forked import finish
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts

@@ -13,7 +13,7 @@ import hpcfl
 from hpcfl.data.base import Dataset
 from hpcfl.errors import JobError
 from hpcfl.models.flat_vector import parameters
-from hpcfl.run_dir.manifest import FUNCTION, MANIFEST, newest, write_manifest
+from hpcfl.runs.manifest import FUNCTION, MANIFEST, newest, write_manifest
 from hpcfl.setup.model_function import ModelFunction, model_function
 from hpcfl.types import Examples
 from hpcfl.user_code.generators import generators

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from hpcfl.run_dir.sweep_log import PLACE
+from hpcfl.runs.sweep_log import PLACE
 from hpcfl.sweep.process import OUTPUT
 from tests.rundirs import text
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hpcfl.io import regular
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.log import LogReader
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log import LogReader
 from hpcfl.sweep import process as spawn
 
 

@@ -13,8 +13,8 @@ from hpcfl.io import checksum
 from hpcfl.job.schema import load
 from hpcfl.job.yaml_file import add_checksum
 from hpcfl.models.base import ModelConfig
-from hpcfl.run_dir.layout import RunDir
 from hpcfl.runner.resume_request import ResumeRequest
+from hpcfl.runs.layout import RunDir
 from hpcfl.signals import latch_early
 from hpcfl.sweep import run_sweep
 from hpcfl.sweep.grid import read_sweep

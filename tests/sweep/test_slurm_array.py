@@ -6,9 +6,9 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.report.collect import collect_runs
-from hpcfl.run_dir.layout import RunDir
-from hpcfl.run_dir.sweep_log import log_line
 from hpcfl.runner.start import start
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.sweep_log import log_line
 from hpcfl.sweep.grid import read_sweep
 from hpcfl.sweep.pending import pending_runs
 from hpcfl.sweep.run_sweep import prepare

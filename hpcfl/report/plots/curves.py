@@ -42,7 +42,7 @@ from hpcfl.report.set_ups import (
     set_up_labels,
     settings_of_set_ups,
 )
-from hpcfl.run_dir.record import RunRecord
+from hpcfl.runs.record import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

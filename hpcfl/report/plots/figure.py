@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.io.packages import refuse_shadow
-from hpcfl.run_dir.outputs import check_output, write_output
-from hpcfl.run_dir.sweep_log import PLOT_MARK
+from hpcfl.runs.outputs import check_output, write_output
+from hpcfl.runs.sweep_log import PLOT_MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,8 +18,8 @@ from hpcfl.evaluation.score_names import METRIC_KEYS, OF_SERVER, SCORES, score_n
 from hpcfl.io.files import present
 from hpcfl.job.settings import BRANCH, Settings, flatten
 from hpcfl.job.yaml_file import plain, relative_to_run
-from hpcfl.run_dir.branches import Branch, read_branches
-from hpcfl.run_dir.history import (
+from hpcfl.runs.branches import Branch, read_branches
+from hpcfl.runs.history import (
     Outcome,
     ended_early,
     last_outcome,
@@ -29,9 +29,9 @@ from hpcfl.run_dir.history import (
     recorded_own_models,
     state_of,
 )
-from hpcfl.run_dir.layout import RunDir, last_start
-from hpcfl.run_dir.log import LogReader, require_log_prefix
-from hpcfl.run_dir.manifest import (
+from hpcfl.runs.layout import RunDir, last_start
+from hpcfl.runs.log import LogReader, require_log_prefix
+from hpcfl.runs.manifest import (
     BRANCHES,
     MANIFEST,
     Checkpoint,
@@ -39,7 +39,7 @@ from hpcfl.run_dir.manifest import (
     newest,
     read_file,
 )
-from hpcfl.run_dir.sweep_log import Label
+from hpcfl.runs.sweep_log import Label
 from hpcfl.user_code.names import short_name
 
 _QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """What it is now, see ``hpcfl.run_dir.history.state_of``."""
+        """What it is now, see ``hpcfl.runs.history.state_of``."""
         return state_of(self.done, self.rounds, self.outcome, alive=self.alive, failed=self.failed)
 
     @cached_property

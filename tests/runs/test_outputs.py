@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.run_dir.names import NAMES
-from hpcfl.run_dir.outputs import check_output, write_output
+from hpcfl.runs.names import NAMES
+from hpcfl.runs.outputs import check_output, write_output
 
 ANY = ("", ".npz", ".png")
 LONG = "n" * 300

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from hpcfl.errors import DivergedError, RemoteRankError, Stopped, one_line
 from hpcfl.evaluation.run_score import OwnModels, TestedOn, Trained
-from hpcfl.run_dir.layout import RunDir, last_start
+from hpcfl.runs.layout import RunDir, last_start
 
 Ending = Literal["finished", "finished early", "stopped", "diverged", "failed"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)

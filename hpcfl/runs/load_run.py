@@ -2,7 +2,7 @@
 
 from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import LoadedJob, check
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 
 
 def load_run(folder: RunDir, content: bytes | None = None) -> LoadedJob:

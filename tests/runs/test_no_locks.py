@@ -8,7 +8,7 @@ import pytest
 from hpcfl.comm import heartbeat
 from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.errors import JobError
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.layout import RunDir
 
 
 @pytest.fixture

@@ -3,25 +3,25 @@
 job.yaml        the resolved job; its last line is the checksum of the others
 history.jsonl   an object for each start of the run: time, first round, ranks, versions, git commit,
                 the settings that a resume may change, those that it changed, and the outcome
-                (hpcfl.run_dir.history); also one where the run was copied from another
+                (hpcfl.runs.history); also one where the run was copied from another
 log.jsonl       an object for each round; in both files every line ends with its checksum
-clients.csv     with evaluate.clients: table, the scores of each client (hpcfl.run_dir.client_table)
+clients.csv     with evaluate.clients: table, the scores of each client (hpcfl.runs.client_table)
 events/         the log for TensorBoard, with callbacks: [tensorboard]
 wandb.json      with callbacks: [wandb], the run's id there (hpcfl.callbacks.tracker), and likewise
                 mlflow.json; wandb/ and mlruns/ are wandb's and MLflow's own
 initial.npy     the initial model as a flat vector; every checkpoint's manifest has its checksum
 function.json   names and shapes of the model's parameters, and what it makes of a few examples
                 (hpcfl.setup.model_function); every manifest has its checksum, too
-branches.json   of a branch: its parents, rounds and changed settings (hpcfl.run_dir.branches);
+branches.json   of a branch: its parents, rounds and changed settings (hpcfl.runs.branches);
                 every manifest has its checksum, too
 buffers.safetensors  the model's buffers, if it has any (hpcfl.checkpoint.buffers)
 kept/           the examples, models and classes that hpcfl.run was given (hpcfl.setup.objects)
-checkpoints/    hpcfl.run_dir.manifest and hpcfl.checkpoint.format; the best model is in them
+checkpoints/    hpcfl.runs.manifest and hpcfl.checkpoint.format; the best model is in them
 stores/         segments of client states (hpcfl.store)
 ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.comm.heartbeat)
 lock            locked while a run uses the directory
 
-A start follows no symbolic link below the directory (``hpcfl.run_dir.names``), and deletes nothing
+A start follows no symbolic link below the directory (``hpcfl.runs.names``), and deletes nothing
 but what starts of the same run have written: segments by their sessions' ids, which are in the
 history, and files of checkpoints and heartbeats by their names.
 """
@@ -58,8 +58,8 @@ from hpcfl.job.yaml_file import (
     resolved_content,
     write_resolved,
 )
-from hpcfl.run_dir.manifest import BRANCHES, FUNCTION, INITIAL, committed_folders, require_format
-from hpcfl.run_dir.names import (
+from hpcfl.runs.manifest import BRANCHES, FUNCTION, INITIAL, committed_folders, require_format
+from hpcfl.runs.names import (
     CALLBACKS,
     CLIENTS,
     FILE,

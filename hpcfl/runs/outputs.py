@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import PART, write_file
 from hpcfl.io.regular import KINDS
-from hpcfl.run_dir.names import is_own
+from hpcfl.runs.names import is_own
 
 
 def check_output(path: Path, endings: Sequence[str], *, make_folder: bool = False) -> Path:

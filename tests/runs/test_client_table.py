@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from hpcfl.io import checksum
-from hpcfl.run_dir.manifest import committed
+from hpcfl.runs.manifest import committed
 from tests.parallel.outcome import outcome
 
 pytestmark = pytest.mark.usefixtures("own_process")

@@ -15,7 +15,7 @@ from hpcfl.evaluation.client_rows import ClientRow
 from hpcfl.io import regular
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import readable
-from hpcfl.run_dir.log import AppendedFile, LogPosition
+from hpcfl.runs.log import AppendedFile, LogPosition
 
 _HEAD = b"round,model,data,client,"  # of every table, which is made with its first line
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 import hpcfl as program
-from hpcfl.run_dir.history import Outcome, last_outcome, recorded_machines, state_of
-from hpcfl.run_dir.layout import RunDir
+from hpcfl.runs.history import Outcome, last_outcome, recorded_machines, state_of
+from hpcfl.runs.layout import RunDir
 from hpcfl.runner.session import RankSession
 from tests.rundirs import cut_log, starts
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from hpcfl.errors import JobError
 from hpcfl.io.atomic import PART
 from hpcfl.io.regular import KINDS
-from hpcfl.run_dir.manifest import BEST, BRANCHES, FUNCTION, INITIAL, MANIFEST, SERVER
-from hpcfl.run_dir.manifest import KEPT as KEPT_TENSORS
+from hpcfl.runs.manifest import BEST, BRANCHES, FUNCTION, INITIAL, MANIFEST, SERVER
+from hpcfl.runs.manifest import KEPT as KEPT_TENSORS
 from hpcfl.user_code.names import KEPT
 
 CLIENTS = "clients.csv"
@@ -78,7 +78,7 @@ def may_name_point(name: str) -> bool:
 def is_own(path: Path) -> bool:
     """Whether a path is that of a file of a run or of a sweep; there may be no such file yet.
 
-    A sweep's plot may be named, and has a mark (``hpcfl.run_dir.sweep_log.require_own_plot``).
+    A sweep's plot may be named, and has a mark (``hpcfl.runs.sweep_log.require_own_plot``).
 
     Args:
         path: absolute, without links.

@@ -12,7 +12,7 @@ import hpcfl as api
 from hpcfl.callbacks.mlflow import Mlflow
 from hpcfl.callbacks.wandb import Wandb
 from hpcfl.comm import heartbeat, secret
-from hpcfl.run_dir.names import NAMES
+from hpcfl.runs.names import NAMES
 from hpcfl.store.segment import NAME as SEGMENT
 from hpcfl.user_code.names import KEPT, is_kept_name
 

@@ -8,8 +8,8 @@ import pytest
 
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.io import atomic
-from hpcfl.run_dir import manifest
-from hpcfl.run_dir.log import (
+from hpcfl.runs import manifest
+from hpcfl.runs.log import (
     NOTHING,
     LogReader,
     RunLog,
@@ -17,7 +17,7 @@ from hpcfl.run_dir.log import (
     require_log_prefix,
     truncate_log,
 )
-from hpcfl.run_dir.manifest import Checkpoint, prune, read_files
+from hpcfl.runs.manifest import Checkpoint, prune, read_files
 from tests.rundirs import log_of
 
 

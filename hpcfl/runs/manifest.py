@@ -16,7 +16,7 @@ from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io import checksum
 from hpcfl.io.atomic import PART, sync_folder, write_errors
 from hpcfl.io.files import folders_with, parse_json, present, read_bytes
-from hpcfl.run_dir.log import LogPosition
+from hpcfl.runs.log import LogPosition
 
 # Format 1 had no shared part of states; 2 put all keys into the job's fingerprint; 3 drew other
 # random numbers; 4 had no digests of inputs, and no checksums of the manifest, job.yaml,

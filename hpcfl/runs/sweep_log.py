@@ -18,7 +18,7 @@ from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE, present, read_bytes, readable
 from hpcfl.io.lock import lock
 from hpcfl.io.progress import until_unread
-from hpcfl.run_dir.names import FILE, SWEEP_LOG, require_kind
+from hpcfl.runs.names import FILE, SWEEP_LOG, require_kind
 from hpcfl.version import __version__
 
 _TIME = "%Y-%m-%d %H:%M:%S"
