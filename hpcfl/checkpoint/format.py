@@ -23,7 +23,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from hpcfl.errors import StoreError
-from hpcfl.runs.manifest import BEST, KEPT, RESUME_OLDER, SERVER, Checkpoint, read_files
+from hpcfl.runs.manifest import BEST, RESUME_OLDER, SERVER, Checkpoint, read_files
 from hpcfl.store.segment import checksum
 
 
@@ -32,8 +32,6 @@ class ReadCheckpoint(NamedTuple):
 
     server: Any
     """The server's state."""
-    extra_tensors: dict[str, Tensor]
-    """Other tensors that later rounds need, by name."""
     best: bytes | None
     """The file of the best model so far, if there is one."""
     row_tables: dict[str, bytes]
@@ -53,9 +51,7 @@ def read_checkpoint(checkpoint: Checkpoint, template: Any, device: torch.device)
     """
     folder, contents = checkpoint.folder, dict(read_files(checkpoint))
     server = _nested(_load(folder / SERVER, contents.pop(SERVER), device), template, folder)
-    extra = contents.pop(KEPT, None)
-    extra_tensors = {} if extra is None else _load(folder / KEPT, extra, device)
-    return ReadCheckpoint(server, extra_tensors, contents.pop(BEST, None), contents)
+    return ReadCheckpoint(server, contents.pop(BEST, None), contents)
 
 
 def _load(path: Path, content: bytes, device: torch.device) -> dict[str, Tensor]:

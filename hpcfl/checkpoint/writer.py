@@ -13,7 +13,7 @@ from zlib import crc32
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hpcfl.checkpoint.format import copied, flatten_server
+from hpcfl.checkpoint.format import flatten_server
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.io import regular
@@ -21,7 +21,6 @@ from hpcfl.io.atomic import STANDS, sync_folder, write_errors, write_file
 from hpcfl.runs.log import LogPosition
 from hpcfl.runs.manifest import (
     BEST,
-    KEPT,
     MANIFEST,
     SERVER,
     Checkpoint,
@@ -46,8 +45,6 @@ class CheckpointContents:
     """Rounds completed."""
     server: Any
     """The server's state."""
-    extra_tensors: Mapping[str, Tensor]
-    """Other tensors that later rounds need, by name."""
     job: str
     """The fingerprint of the job; a resume refuses another."""
     inputs: Mapping[str, str]
@@ -122,7 +119,8 @@ class PendingCheckpoint:
 
     def _commit(self, ranks: int) -> set[str]:
         names = [SERVER, *row_tables(self.folder, ranks)]
-        names += [name for name in (KEPT, BEST) if (self.folder / name).exists()]
+        if (self.folder / BEST).exists():
+            names.append(BEST)
         files, tables = {}, {}
         for name in names:
             content = regular.read(self.folder / name)
@@ -183,8 +181,6 @@ def begin(
                 delete(folder)
             folder.mkdir(exist_ok=True)
         files = {SERVER: flatten_server(contents.server)}
-        if contents.extra_tensors:
-            files[KEPT] = {name: copied(tensor) for name, tensor in contents.extra_tensors.items()}
         written.append(background.submit(_write, folder, files, contents.best, sync))
     comm.barrier()  # no rank may write into the folder before rank 0 has made it
     written += store.snapshot(folder)

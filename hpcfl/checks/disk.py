@@ -172,13 +172,12 @@ def disk_budget(components: Components, usage: ScheduleUsage) -> DiskBudget:
     parts = [part for part in _parts(components) if part.fields]
     tables = len(usage.most_owned) * max(1, len(parts))  # also where no state is kept
     entries = int(usage.seen.sum()) * len(parts)
-    models = bool(job.diagnostics.cosine) + job.evaluate.best
     return DiskBudget(
         stores=int(store_bytes(components, usage).sum()),
         checkpoint=nbytes(components.schema.server)
-        + models * vector
+        + job.evaluate.best * vector
         + TABLE_ENTRY * entries
-        + FILE * (tables + models + 2),  # server.safetensors, manifest.json
+        + FILE * (tables + job.evaluate.best + 2),  # server.safetensors, manifest.json
         # An old one is deleted after the commit.
         checkpoints=min(job.checkpoint.keep, -(-job.rounds // job.checkpoint.every)) + 1,
         model=nbytes(components.x0),

@@ -10,7 +10,6 @@ job's weights are.
     gradient_norm2    norm(g)^2
     dissimilarity_g2  1/|S| sum_S norm(g_i - g)^2
     dissimilarity_b2  1/|S| sum_S norm(g_i)^2 / norm(g)^2
-    cosine            of x+ - x and x - x-, the updates of this round and of the one before
 
 consistency: FedMIM (Liu et al., 2023, figure 2b), whose x+ is the plain mean of the y_i.  Where
 the server does more than average, it also holds the distance of x+ from that mean.
@@ -24,19 +23,14 @@ dissimilarity_b2 the least B^2 with G = 0.  Over all clients they are the popula
 uniform cohort the mean of dissimilarity_g2 is N (|S| - 1) / ((N - 1) |S|) of the population's, and
 the mean of gradient_norm2 is the population's plus (N - |S|) / ((N - 1) |S|) of the population's
 dissimilarity_g2.  b2 is not logged where g is zero.
-
-cosine: near 1 the server moves in a straight line, below 0 it oscillates.  It is defined for every
-method, as it uses the global models alone.  Rounds without clients do not count.  Not logged in the
-first round, nor where one of the two updates is zero.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.linalg import vector_norm
 
 from hpcfl.algorithms.base import Cohort
@@ -48,8 +42,6 @@ from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.local.executor import Executor
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.types import Count, Record, Section, Vector
-
-_PREVIOUS = "previous"  # the name of the previous model in a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +55,6 @@ class Diagnostics(Section):
     dissimilarity: bool = False
     """How much the clients' full gradients differ: a pass over the cohort's data, unless the
     algorithm computes these gradients anyway."""
-    cosine: bool = False
-    """The cosine between this round's update and the last one's; keeps one more model."""
     every: Count = 1
     """Measure every so many rounds."""
 
@@ -81,17 +71,6 @@ class Observer:
     ) -> None:
         self._config, self._executor, self._comm = config, executor, comm
         self._full_gradients = full_gradients
-        self._previous: Vector | None = None  # the model before the last round
-
-    @property
-    def extra_tensors(self) -> dict[str, Tensor]:
-        """Tensors for a checkpoint, which the next rounds need; the same on every rank."""
-        return {} if self._previous is None else {_PREVIOUS: self._previous}
-
-    def restore(self, extra_tensors: Mapping[str, Tensor]) -> None:
-        """Continue with the tensors of a checkpoint."""
-        # Not kept where cosine is off: it would be out of date when a resume switches it on.
-        self._previous = extra_tensors.get(_PREVIOUS) if self._config.cosine else None
 
     def needs_local_models(self, round: int) -> bool:
         """Whether ``observe`` needs the last local models of ``round``, counted from zero."""
@@ -120,9 +99,6 @@ class Observer:
             DivergedError: on every rank: a full gradient is not finite.
         """
         config, record, x = self._config, Record(), message.x
-        previous = self._previous
-        if config.cosine:
-            self._previous = x
         if not config.due(cohort.round + 1):
             return record
         terms: dict[str, list[float]] = {}
@@ -141,8 +117,6 @@ class Observer:
         if record.get("gradient_norm2"):
             # The mean of norm(g_i)^2 is that of norm(g_i - g)^2 and norm(g)^2.
             record["dissimilarity_b2"] = 1 + record["dissimilarity_g2"] / record["gradient_norm2"]
-        if config.cosine and previous is not None:
-            record |= _cosine(after - x, x - previous)
         return record
 
     def _gradients(
@@ -175,9 +149,3 @@ def _squares(vectors: Iterable[Vector]) -> list[float]:
     """Each vector's squared norm, in float64, with one transfer from the device for all."""
     norms = [vector_norm(vector, dtype=torch.float64) for vector in vectors]
     return torch.stack(norms).square().tolist() if norms else []
-
-
-def _cosine(update: Vector, before: Vector) -> Record:
-    a, b = update.double(), before.double()
-    lengths = float(vector_norm(a)) * float(vector_norm(b))
-    return {"cosine": float((a * b).sum()) / lengths} if lengths else {}

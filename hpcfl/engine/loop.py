@@ -63,7 +63,7 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
         if not agreed.writing:
             hooks.commit_checkpoint(done)
         if ends or agreed.stop or agreed.save or schedule.checkpoint_due(done):
-            hooks.begin_checkpoint(done, server, run.observer.extra_tensors)
+            hooks.begin_checkpoint(done, server)
             run.signals.save, saved = False, monotonic()
         if ends:
             hooks.commit_checkpoint(done)

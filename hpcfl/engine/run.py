@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.cohort.assignment import Assignment
@@ -60,13 +59,8 @@ class RunHooks(Protocol):
         """Whether the run ends after ``round`` rounds, before the last one; called after each."""
         ...
 
-    def begin_checkpoint(
-        self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
-    ) -> None:
-        """Begin a checkpoint of the state after ``round`` rounds; a pending one is committed first.
-
-        ``extra_tensors``: what the next rounds need besides the server and client states.
-        """
+    def begin_checkpoint(self, round: int, server: Any) -> None:
+        """Begin a checkpoint after ``round`` rounds; a pending one is committed first."""
         ...
 
     @property

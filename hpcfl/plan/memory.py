@@ -191,9 +191,9 @@ def memory(
         batch = max(batch, min(whole, largest))
     trained = graphs * (components.concurrent_clients * batch * activations.kept + inputs)
     # The model before the last round, and on rank 0 the best one.
-    extra = watched.cosine + (job.evaluate.best and holding.rank == 0)
+    extra = job.evaluate.best and holding.rank == 0
     # A checkpoint's copy of the server, and its file in memory, while it is written.
-    saved = 2 * (nbytes(schema.server) + watched.cosine * vector) * (holding.rank == 0)
+    saved = 2 * nbytes(schema.server) * (holding.rank == 0)
     tested = min(whole, max(len(components.tests()), len(components.validation())))
     if isinstance(job.cohort, PowerOfChoice):
         tested = max(tested, min(whole, largest))

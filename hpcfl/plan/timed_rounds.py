@@ -3,7 +3,7 @@
 ``hpcfl plan --measure`` and the scripts in benchmarks/ do so, on one rank or on each of a group.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.base import Comm
@@ -55,9 +54,7 @@ class LogOnly:
         """Return False: all rounds are timed."""
         return False
 
-    def begin_checkpoint(
-        self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
-    ) -> None:
+    def begin_checkpoint(self, round: int, server: Any) -> None:
         """Commit nothing."""
 
     def commit_checkpoint(self, round: int) -> None:

@@ -117,7 +117,6 @@ class Checkpointer:
         self,
         round: int,
         server: Any,
-        extra_tensors: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
         ended: Mapping[str, str],
     ) -> None:
@@ -126,7 +125,6 @@ class Checkpointer:
         Args:
             round: rounds completed.
             server: the algorithm's.
-            extra_tensors: other tensors that the coming rounds need.
             buffers: the model's, which no round changes.
             ended: why the run ends here; empty if it goes on.
 
@@ -142,7 +140,6 @@ class Checkpointer:
         contents = CheckpointContents(
             round=round,
             server=server,
-            extra_tensors=extra_tensors,
             job=self._folder.job_fingerprint,
             inputs=self._inputs,
             log=self._outputs.log_position,

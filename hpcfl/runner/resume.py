@@ -115,7 +115,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
                 checkpointer.prune()
             checkpointer.best.restore(found.best, newest.folder / BEST)
             folder.hold_open()
-    return StartPoint(found.server, newest.round, found.extra_tensors, log, ended)
+    return StartPoint(found.server, newest.round, log, ended)
 
 
 def _copied(session: RankSession, request: ResumeRequest) -> tuple[ResumeRequest, bytes]:

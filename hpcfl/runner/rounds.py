@@ -49,7 +49,6 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
         run = build_run(
             components, comm, session.owner, checkpointer.store, gradient, session, signals
         )
-        run.observer.restore(point.extra_tensors)
         if run.clock is not None:
             for _, seconds in _logged_before(session, point, SIMULATED)[-1:]:
                 run.clock.seconds = seconds or 0.0

@@ -5,14 +5,13 @@ The engine calls it between rounds: it implements ``hpcfl.engine.run.RunHooks``.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.failure import raise_collectively
@@ -46,8 +45,6 @@ class StartPoint(NamedTuple):
     server: Any
     round: int
     """Rounds completed."""
-    extra_tensors: Mapping[str, Tensor]
-    """Other tensors of the checkpoint, such as the last update of x."""
     log: bytes = b""
     """The log up to there; on rank 0."""
     ended: str = ""
@@ -224,9 +221,7 @@ class RankSession:
         self.ended = EarlyEnd(round, reason) if reason else None
         return self.ended is not None
 
-    def begin_checkpoint(
-        self, round: int, server: Any, extra_tensors: Mapping[str, Tensor]
-    ) -> None:
+    def begin_checkpoint(self, round: int, server: Any) -> None:
         """Collective: begin a checkpoint, see ``Checkpointer.begin``."""
         parts, ended = self.components, dict[str, str]()
         if self.ended is not None:
@@ -234,7 +229,7 @@ class RankSession:
                 "reason": self.ended.reason,
                 "by": ending_fingerprint(flatten(parts.loaded.tree)),
             }
-        self.checkpointer.begin(round, server, extra_tensors, parts.buffers, ended)
+        self.checkpointer.begin(round, server, parts.buffers, ended)
 
     @property
     def checkpoint_state(self) -> CheckpointState:

@@ -87,11 +87,6 @@ class Result:
         curve = run.curve(run.score_key("accuracy"))
         return curve[-1][1] if curve else None
 
-    @property
-    def path(self) -> Path:
-        """The run directory, by its name in earlier versions."""
-        return self.directory
-
     def model(self) -> nn.Module:
         """The final model, see ``hpcfl.load_model``."""
         return load_model(self.directory)
@@ -348,6 +343,6 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
     session.comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     session.open_store()
     server = components.algorithm.init_server(components.x0)
-    session.begin_checkpoint(0, server, {})
+    session.begin_checkpoint(0, server)
     session.commit_checkpoint(0)
-    return StartPoint(server, 0, {})
+    return StartPoint(server, 0)

@@ -24,13 +24,12 @@ from hpcfl.runs.log import LogPosition
 FORMAT = 5
 MANIFEST = "manifest.json"
 SERVER = "server.safetensors"
-KEPT = "kept.safetensors"
 BEST = "best.safetensors"
 INITIAL = "initial.npy"
 FUNCTION = "function.json"
 BRANCHES = "branches.json"
 _SHARED = "shared"  # as hpcfl.store.row_table has it, whose import takes that of torch
-_NAMES = "|".join(map(re.escape, (MANIFEST, SERVER, KEPT, BEST)))
+_NAMES = "|".join(map(re.escape, (MANIFEST, SERVER, BEST)))
 _OWN = re.compile(rf"({_NAMES}|rows-\d+\.npz)({re.escape(PART)})?")
 
 

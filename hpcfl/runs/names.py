@@ -13,7 +13,6 @@ from hpcfl.errors import JobError
 from hpcfl.io.atomic import PART
 from hpcfl.io.regular import KINDS
 from hpcfl.runs.manifest import BEST, BRANCHES, FUNCTION, INITIAL, MANIFEST, SERVER
-from hpcfl.runs.manifest import KEPT as KEPT_TENSORS
 from hpcfl.user_code.names import KEPT
 
 CLIENTS = "clients.csv"
@@ -35,7 +34,7 @@ NAMES: Mapping[str, Mapping[str, int]] = {
     },
     f"{RUN}/checkpoints": {"ROUND": FOLDER},
     f"{RUN}/checkpoints/ROUND": {
-        **dict.fromkeys((MANIFEST, SERVER, KEPT_TENSORS, BEST, "rows-RANK.npz"), FILE),
+        **dict.fromkeys((MANIFEST, SERVER, BEST, "rows-RANK.npz"), FILE),
         "shared": FOLDER,
     },
     f"{RUN}/checkpoints/ROUND/shared": {"rows-RANK.npz": FILE},

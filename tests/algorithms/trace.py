@@ -83,9 +83,7 @@ class _Hooks:
     def ends(self, round: int) -> bool:
         return False
 
-    def begin_checkpoint(
-        self, round: int, server: Any, extra_tensors: Mapping[str, torch.Tensor]
-    ) -> None:
+    def begin_checkpoint(self, round: int, server: Any) -> None:
         self._trace.servers.append(server)
         self._trace.states.append([self._store.load(i) for i in self._clients])
         self._trace.gradients.append(self._gradient.answers)

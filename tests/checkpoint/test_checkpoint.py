@@ -56,7 +56,6 @@ def commit(tmp_path):
         contents = CheckpointContents(
             round=round,
             server=server(round),
-            extra_tensors={},
             job=JOB,
             inputs=INPUTS,
             log=LogPosition(7 * round, 5),

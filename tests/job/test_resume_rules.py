@@ -49,7 +49,6 @@ def test_every_key_is_free_or_bound_as_written_here():
         "comm.backend",
         "comm.timeout_s",
         "diagnostics.consistency",
-        "diagnostics.cosine",
         "diagnostics.dissimilarity",
         "diagnostics.drift",
         "diagnostics.every",

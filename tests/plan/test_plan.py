@@ -291,7 +291,6 @@ def test_an_evaluation_of_validation_data(job):
     ("key", "model", "cohort", "vectors", "scratch"),
     [
         ("evaluate.best=true", (1, 0), 0, 0, 0),
-        ("diagnostics.cosine=true", (3, 1), 0, 0, 0),
         ("diagnostics.drift=true", (0, 0), 1, 0, 0),
         ("diagnostics.consistency=true", (0, 0), 1, 0, 0),
         ("diagnostics.dissimilarity=true", (0, 0), 1, 3, 1),
@@ -319,7 +318,7 @@ def size(root):
     [
         *((name, []) for name in ("fedavg", "fedhbm", "adabest", "ghb", "fedmim")),
         ("scaffold, first: gradient", []),
-        ("localghb", ["evaluate.best=true", "diagnostics.cosine=true"]),
+        ("localghb", ["evaluate.best=true"]),
     ],
 )
 def test_disk_of_a_run(job, tmp_path, hpcfl, algorithm, more):
@@ -444,9 +443,7 @@ def peak(script, *arguments):
     [
         pytest.param("fedhbm", "", marks=long_form),
         pytest.param("mime", "", marks=long_form),
-        pytest.param(
-            "fedavg", "consistency: true, dissimilarity: true, cosine: true", marks=long_form
-        ),
+        pytest.param("fedavg", "consistency: true, dissimilarity: true", marks=long_form),
         ("fedhbm, first: zero", "executor=block"),
     ],
 )

@@ -36,6 +36,19 @@ def test_cohorts(shell):
 
 
 @pytest.mark.slow
+def test_a_diagnostic_of_the_model_alone(shell, monkeypatch):
+    page = (HOWTO / "diagnostics.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    Path("oscillation.py").write_text(program)
+    monkeypatch.syspath_prepend(".")
+    (command,) = [line for line in indented(page) if "oscillation" in line]
+    shell(f"{command.removeprefix('PYTHONPATH=. ')} rounds=5")
+    log = [line.split(",") for line in Path("runs/cosine/cosine.csv").read_text().splitlines()]
+    assert [int(round) for round, _ in log] == [2, 3, 4, 5]
+    assert all(-1 <= float(cosine) <= 1 for _, cosine in log)
+
+
+@pytest.mark.slow
 def test_plan(shell):
     page = (HOWTO / "plan.md").read_text()
     for command in re.findall(r"^    (hpcfl .*)$", page.partition("## ")[0], re.MULTILINE):

@@ -184,7 +184,7 @@ def test_a_branch_keeps_them(play, tmp_path):
 
 @pytest.mark.parametrize("statistics", ["mean", "local"])
 def test_every_score_and_diagnostic(play, statistics):
-    diagnostics = {"consistency": True, "drift": True, "dissimilarity": True, "cosine": True}
+    diagnostics = {"consistency": True, "drift": True, "dissimilarity": True}
     evaluate = EVALUATED | {"local_models": True, "train": True}
     found = log(
         play(

@@ -254,15 +254,6 @@ def test_a_job_that_changes_while_a_start_reads_it(run, monkeypatch, refused):
     assert "job.yaml: was changed while it was read" in refused("resume", run)
 
 
-def test_the_cosine_of_updates_is_not_measured_over_a_gap(run, hpcfl):
-    """What a checkpoint kept for it would be of an older round."""
-    for number, on in ((6, "true"), (8, "false"), (10, "true")):
-        done = hpcfl("resume", run, f"rounds={number}", f"diagnostics.cosine={on}")
-        assert done.code == 0, done.err
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert [record["round"] for record in log if "cosine" in record] == [6, 10]
-
-
 # An older checkpoint
 
 
@@ -435,7 +426,7 @@ def test_a_gpu_is_named(monkeypatch):
 
 def test_from_python(run, tmp_path):
     result = hpcfl.resume(run, ["rounds=6"], out=tmp_path / "copy", round=2, verify=False)
-    assert (result.path, result.rounds) == (tmp_path / "copy", 6)
+    assert (result.directory, result.rounds) == (tmp_path / "copy", 6)
     assert [record["round"] for record in result.log] == list(range(7))
 
 
