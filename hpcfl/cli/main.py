@@ -267,9 +267,6 @@ def _sweep(options: argparse.Namespace) -> None:
             print(root / point.name)
         return
     require_folder(root)
-    # The runs start from job files with the present names, so they have nothing to say of old ones.
-    for note in dict.fromkeys(note for point in sweep.points for note in point.loaded.notes):
-        _say(note, file=sys.stderr)
     if options.write_jobs:
         _write_jobs(sweep, root)
     elif options.submit:
@@ -367,12 +364,6 @@ def _report(options: argparse.Namespace) -> None:
     from hpcfl.runs.names import REPORT
     from hpcfl.runs.sweep_log import require_own_plot
 
-    for name in ("columns", "names"):
-        if getattr(options, name) is not None:
-            raise JobError(
-                f"report: --{name}: has gone; choose and name columns and curves in Python, by "
-                "hpcfl.read_runs: docs/howto/reports.md"
-            )
     size = FigureSize.parse(options.size)
     targets = Target.from_options(options.target, options.target_accuracy)
     collected = collect_runs(options.dirs)

@@ -12,23 +12,6 @@ from hpcfl.cli.completion import SHELLS, PrintCompletion
 from hpcfl.job.resume_rules import MUTABLE
 from hpcfl.paths import require_plain
 
-_MEASURE = "hpcfl plan JOB --measure measures where the job is to run"
-_SCALE = "python benchmarks/scale.py, in a checkout, serves instead"
-RETIRED = {
-    "bench": "its measurements are scripts of a checkout, such as python benchmarks/round.py",
-    "bench chaos": "hpcfl selftest DIR serves instead",
-    "bench costs": _MEASURE,
-    "bench pieces": _MEASURE,
-    "drift": "python examples/drift.py JOB, in a checkout, serves instead",
-    "plan --costs": _MEASURE,
-    "plan --pieces": _MEASURE,
-    "plan --plot": _SCALE,
-    "plan --scale": _SCALE,
-    "sweep --pack": "hpcfl sweep SWEEP --submit --parallel N serves instead",
-    "watch": "hpcfl status DIR --follow serves instead",
-}
-"""Commands and options of earlier versions, and what serves instead."""
-
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read a command line, that of the process by default; see ``parser``.
@@ -38,10 +21,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """
     words = sys.argv[1:] if arguments is None else arguments
     reader = parser()
-    command = words[0] if words else ""
-    for given in (*(f"{command} {word.partition('=')[0]}" for word in words[1:]), command):
-        if given in RETIRED:
-            reader.exit(2, f"hpcfl {given}: has gone; {RETIRED[given]}\n")
     options, rest = reader.parse_known_args(words)
     if rest and ("overrides" not in options or any(r.startswith("-") for r in rest)):
         keys = "; settings of a job have no dashes: rounds=5" if "overrides" in options else ""
@@ -337,7 +316,6 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument(
         "--layout",
-        type=_layout,
         choices=["runs", "seeds", "paper", "time"],
         default="runs",
         help="a row a run, and means over seeds (default); the means alone; algorithms by set-ups, "
@@ -355,8 +333,6 @@ def _add_report(commands: Any) -> None:
         metavar="F.yaml",
         help="with --chosen: write a sweep of the chosen settings, without validation data",
     )
-    for name in ("--columns", "--names"):
-        report.add_argument(name, help=argparse.SUPPRESS)  # refused by name
     report.add_argument(
         "--plot",
         type=_path,
@@ -398,13 +374,6 @@ def _add_report(commands: Any) -> None:
         help="when they reached this accuracy",
     )
     report.set_defaults(command="report")
-
-
-def _layout(text: str) -> str:
-    instead = {"chosen": "--chosen with another layout", "hours": "hpcfl.read_runs"}
-    if text in instead:
-        raise argparse.ArgumentTypeError(f"{text} has gone; use {instead[text]}")
-    return text
 
 
 def _points(text: str) -> tuple[int, int]:

@@ -44,8 +44,6 @@ RENAMED: Mapping[type[Any], Mapping[str, str]] = {
 A class with a former name is refused: nothing would call that method, and the run would silently
 train with the base class's.
 """
-MOVED = {"stackexchange": "kind: stackexchange.StackExchange of examples/stackexchange"}
-"""Names of data sets and tasks that were built in, and what serves in their place."""
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -77,8 +75,6 @@ class Registry:
             raise JobError(f"{at}: found {shown(name)}, expected a name")
         if name in self.known:
             return self.checked(at, name, self.known[name])
-        if name in MOVED and self.section == "data":
-            raise JobError(f"{at}: {name} is not built in any more; take {MOVED[name]}")
         if is_in_file(name):
             return self.checked(at, name, _in_kept_file(at, name, self.accepts))
         plugins = entry_points(group=f"hpcfl.{self.section}")

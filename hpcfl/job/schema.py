@@ -27,7 +27,6 @@ from hpcfl.job.messages import validation_message
 from hpcfl.job.packaged import find_job
 from hpcfl.job.record import is_record, read_record
 from hpcfl.job.registry import (
-    MOVED,
     REGISTRIES,
     SECTION,
     check_arguments,
@@ -41,12 +40,11 @@ from hpcfl.job.yaml_file import (
     JobFile,
     Key,
     Tree,
+    drop_former_keys,
     from_python,
     override,
     plain,
     read,
-    refuse_removed_keys,
-    rename_old_keys,
     tuples,
 )
 from hpcfl.layout import Layout
@@ -215,7 +213,7 @@ class LoadedJob:
     name: str
     """Of the run, by the job's file and the overrides: ``hpcfl.job.run_name``."""
     notes: tuple[str, ...] = ()
-    """Lines for the user about the job, such as old names of keys."""
+    """Lines for the user about Python objects that the run keeps."""
 
     def changed(self, section: str, **values: Any) -> "LoadedJob":
         """This job with other values of a section, which are not checked."""
@@ -306,8 +304,7 @@ def validate_keys(file: JobFile, name: str) -> LoadedJob:
             f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`, which with "
             "--dry-run only checks its jobs, and with --write-jobs writes them; plan one of these"
         )
-    refuse_removed_keys(file)
-    notes = rename_old_keys(file)
+    drop_former_keys(file.tree)
     add_task_defaults(file)
     rest: Tree = dict(file.tree)
     sections: dict[str, Any] = {}
@@ -325,7 +322,7 @@ def validate_keys(file: JobFile, name: str) -> LoadedJob:
     tree: Tree = plain(as_tree(job))
     for section, kind in REGISTRIES.items():
         tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
-    return LoadedJob(job, tree, name, notes)
+    return LoadedJob(job, tree, name)
 
 
 # The largest values of keys; with larger ones a run would never end, or need all memory.
@@ -596,8 +593,6 @@ def add_task_defaults(file: JobFile) -> None:
         return
     at = f"{file.where(('task',))}: task"
     if not isinstance(task, str) or task not in TASKS:
-        if str(task) in MOVED:
-            raise JobError(f"{at}: {task} is not built in any more; take {MOVED[task]}")
         hint = suggestion(str(task), TASKS)
         raise JobError(
             f"{at}: found {shown(task)}, expected one of {', '.join(sorted(TASKS))}{hint}"

@@ -134,55 +134,16 @@ def parse_resolved(path: Path, raw: bytes) -> JobFile:
     return _parse(path, raw)
 
 
-RENAMED_SETTINGS = {"evaluate.own": "evaluate.local_models"}
-"""Keys of jobs of earlier versions, and their present names."""
+_FORMER = {("diagnostics", "cosine"): False, ("model", "code"): None}
+"""Keys of the job.yaml of earlier versions, and the values that ask for nothing."""
 
 
-def rename_old_keys(file: JobFile) -> tuple[str, ...]:
-    """Give keys of earlier versions their present names; one line about each that is switched on.
-
-    An override takes precedence over a value of the file, whichever name each has; in one place the
-    present name does.
-    """
-    notes = []
-    for old, new in RENAMED_SETTINGS.items():
-        (section, old_key), (_, new_key) = old.split("."), new.split(".")
-        keys = file.tree.get(section)
-        if not isinstance(keys, dict) or old_key not in keys:
-            continue
-        where, value = file.where((section, old_key)), keys.pop(old_key)
-        overrides = where in (COMMAND_LINE, OVERRIDES)
-        if new_key not in keys or (overrides and where != file.where((section, new_key))):
-            file.put((section, new_key), value, where)
-        if value:
-            notes.append(f"{where}: {old} is now called {new}")
-    return tuple(notes)
-
-
-REMOVED_SETTINGS = {
-    "log.tensorboard": "callbacks: [tensorboard]",
-    "log.tracker": "callbacks: [wandb] or callbacks: [mlflow]",
-    "model.code": "model.of: FILE.pkl:NAME of a run of this version",  # of name: module
-}
-"""Keys of jobs of earlier versions, and what serves instead."""
-
-
-def refuse_removed_keys(file: JobFile) -> None:
-    """Refuse keys of earlier versions, and drop those that ask for nothing, as every run has them.
-
-    Raises:
-        JobError: one asks for something.
-    """
-    for old, new in REMOVED_SETTINGS.items():
-        section, key = old.split(".")
-        keys = file.tree.get(section)
-        if not isinstance(keys, dict) or key not in keys or keys.get("name", "module") != "module":
-            continue
-        where, value = file.where((section, key)), keys.pop(key)
-        if value not in (None, False, "auto"):
-            raise JobError(f"{where}: {old}: is no key any more; say {new}")
-        if not keys:
-            del file.tree[section]
+def drop_former_keys(tree: dict[str, Any]) -> None:
+    """Drop the keys that the job.yaml of an earlier run has without a use."""
+    for (section, key), unused in _FORMER.items():
+        keys = tree.get(section)
+        if isinstance(keys, dict) and keys.get(key, True) is unused:
+            del keys[key]
 
 
 def write_resolved(tree: Mapping[str, Any]) -> bytes:

@@ -219,7 +219,7 @@ def load_job(
     loaded = check(file, name)
     if copies and is_record(Path(file.name)):
         require_inputs(Path(file.name), loaded.tree)
-    return replace(loaded, notes=(*loaded.notes, *objects.notes)), objects.kept_files
+    return replace(loaded, notes=tuple(objects.notes)), objects.kept_files
 
 
 @contextmanager

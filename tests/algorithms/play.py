@@ -133,7 +133,7 @@ def servers(run: Path) -> list[dict[str, Array]]:
 
 def xs(folder: Path, job: Mapping[str, Any]) -> Array:
     """[rounds + 1, P]: the model before and after every round of the job."""
-    return np.stack([server["x"] for server in servers(play(folder, kept(job)).path)])
+    return np.stack([server["x"] for server in servers(play(folder, kept(job)).directory)])
 
 
 def parts(folder: Path, job: Mapping[str, Any]) -> Components:

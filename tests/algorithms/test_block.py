@@ -136,10 +136,10 @@ AUTO_JOB = {"rounds": 2, "executor": "auto", "cohort": {"kind": "uniform", "size
 def test_auto_follows_a_rule_and_writes_it_into_the_job(tmp_path):
     problem = softmax_problem(sizes=9 * [2])
     run = play(tmp_path, tree(tmp_path, problem, {"name": "fedhbm"}, **AUTO_JOB))
-    assert load(run.path / "job.yaml").job.executor == "block"
-    (told,) = [line for line in RunDir(run.path).last_start["notes"] if "executor" in line]
+    assert load(run.directory / "job.yaml").job.executor == "block"
+    (told,) = [line for line in RunDir(run.directory).last_start["notes"] if "executor" in line]
     assert told == "executor: block (auto: on a CPU, with a small model of dense layers)"
-    again = hpcfl.run(run.path / "job.yaml", out=tmp_path / "again")
+    again = hpcfl.run(run.directory / "job.yaml", out=tmp_path / "again")
     assert torch.equal(again.x, run.x)
 
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_done_at_once_is_told_or_done_alone(tmp_path):
     assert not list(tmp_path.glob("run*"))
     nine = tree(tmp_path, softmax_problem(sizes=9 * [2]), job["algorithm"], **AUTO_JOB)
     run = play(tmp_path, nine)
-    (told,) = [line for line in RunDir(run.path).last_start["notes"] if "executor" in line]
+    (told,) = [line for line in RunDir(run.directory).last_start["notes"] if "executor" in line]
     assert "executor: sequential (auto: executor: block cannot train" in told
 
 

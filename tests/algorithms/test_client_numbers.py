@@ -37,7 +37,7 @@ def test_a_power_of_the_round_is_exact_and_a_state_keeps_the_round(tmp_path, exe
     algorithm = {"name": f"{__name__}.Decaying"}
     changes = {"rounds": 8, "executor": executor, "store": {"dtype": "bfloat16"}}
     job = tree(tmp_path, softmax_problem(), algorithm, **changes)
-    run = play(tmp_path, kept(job)).path
+    run = play(tmp_path, kept(job)).directory
     before, *_, after = (server["x"] for server in servers(run))
     moved = sum(0.9**t for t in range(1, 9))
     np.testing.assert_allclose(before - after, moved, rtol=1e-14)

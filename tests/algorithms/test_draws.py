@@ -79,8 +79,8 @@ def test_a_resume_draws_the_same(tmp_path):
     job = kept(tree(tmp_path, PROBLEM, NOISY))
     whole = play(tmp_path, job)
     short = play(tmp_path, {**job, "rounds": 3})
-    resume(short.path, ["rounds=6"])
-    assert (servers(whole.path)[-1]["x"] == servers(short.path)[-1]["x"]).all()
+    resume(short.directory, ["rounds=6"])
+    assert (servers(whole.directory)[-1]["x"] == servers(short.directory)[-1]["x"]).all()
 
 
 def test_a_method_without_draws_draws_nothing(tmp_path):

@@ -199,7 +199,7 @@ def test_a_plain_program_gives_the_same(tmp_path, carried, momentum, executor):
     expected = plain.start().state_dict()
     for cohort in cohorts:
         expected = plain.round(expected, cohort, carried)
-    path, near = play(tmp_path, settings).path, 1e-14 if executor == "sequential" else 1e-12
+    path, near = play(tmp_path, settings).directory, 1e-14 if executor == "sequential" else 1e-12
     found = hpcfl.load_model(path).state_dict()
     assert list(found) == list(expected)
     for name, value in expected.items():

@@ -90,7 +90,7 @@ def test_a_run_keeps_the_model_of_the_round_that_is_best_for_its_clients(tmp_pat
     asked = {"name": "fedper", "personal": ["1.bias"]}
     run = play(tmp_path, {**job, "data": data, "algorithm": asked})
     scores = [record["personal_validation_accuracy"] for record in run.log]
-    found = load_file(best_of(run.path))
+    found = load_file(best_of(run.directory))
     best = int(np.argmax(scores))
     assert best != int(np.argmax([record["validation_accuracy"] for record in run.log]))
     assert (found["round"], found["personal_validation_accuracy"]) == (best, scores[best])
@@ -128,31 +128,31 @@ def test_a_run_keeps_the_model_of_its_best_round(tmp_path, job):
     accuracies = [record["test_accuracy"] for record in run.log]
     best = int(np.argmax(accuracies))
     assert 0 < best < 8  # else the job shows nothing
-    found = load_file(best_of(run.path))
+    found = load_file(best_of(run.directory))
     assert (found["round"], found["test_accuracy"]) == (best, accuracies[best])
-    server = load_file(run.path / f"checkpoints/{best:08d}" / SERVER)
+    server = load_file(run.directory / f"checkpoints/{best:08d}" / SERVER)
     assert np.array_equal(found["x"], server["x"])
 
 
 def test_nothing_is_kept_unless_asked_for(tmp_path, job):
     run = play(tmp_path, {**job, "evaluate": {"every": 1}})
-    assert not list(run.path.rglob(BEST))
+    assert not list(run.directory.rglob(BEST))
 
 
 def test_the_best_of_a_later_round_does_not_outlive_a_resume(tmp_path, job):
     """Whatever checkpoint it starts from, the run has the best up to there, then the whole's."""
     run = play(tmp_path, job)
-    whole = best_of(run.path).read_bytes()
+    whole = best_of(run.directory).read_bytes()
     accuracies = [record["test_accuracy"] for record in run.log]
     for since in (6, 3, 0):
-        for checkpoint in committed(run.path / "checkpoints"):
+        for checkpoint in committed(run.directory / "checkpoints"):
             if checkpoint.round > since:
                 (checkpoint.folder / "manifest.json").unlink()
         if since:  # round 0 is evaluated after its checkpoint, and found again
             until = int(np.argmax(accuracies[: since + 1]))
-            assert load_file(best_of(run.path))["round"] == until
-        resume(run.path)
-        assert best_of(run.path).read_bytes() == whole
+            assert load_file(best_of(run.directory))["round"] == until
+        resume(run.directory)
+        assert best_of(run.directory).read_bytes() == whole
 
 
 def test_damage_is_told(tmp_path):
@@ -170,9 +170,9 @@ def run(tmp_path, job):
 
 def test_export(run, tmp_path, hpcfl):
     target, named = tmp_path / "x.npz", tmp_path / "x.safetensors"
-    done = hpcfl("export", run.path, "--best", "-o", target, "--state-dict", named)
+    done = hpcfl("export", run.directory, "--best", "-o", target, "--state-dict", named)
     assert (done.code, done.out, done.err) == (0, [str(target), str(named)], [])
-    kept = load_file(best_of(run.path))
+    kept = load_file(best_of(run.directory))
     with np.load(target) as found:
         assert set(found.files) == {"x", "round", "test_accuracy"}
         for name in found.files:
@@ -183,11 +183,11 @@ def test_export(run, tmp_path, hpcfl):
 
 @pytest.mark.parametrize("more", [["--round", "2"], ["--clients"]])
 def test_the_best_is_no_checkpoint(run, tmp_path, refused, more):
-    line = refused("export", run.path, "--best", "-o", tmp_path / "x.npz", *more)
+    line = refused("export", run.directory, "--best", "-o", tmp_path / "x.npz", *more)
     assert line.endswith("leave out --round, --client and --clients")
 
 
 def test_a_run_without_a_best_model(tmp_path, job, refused):
     run = play(tmp_path, {**job, "evaluate": {"every": 1}})
-    line = refused("export", run.path, "--best", "-o", tmp_path / "x.npz")
+    line = refused("export", run.directory, "--best", "-o", tmp_path / "x.npz")
     assert "keeps no best model up to round 8; its job needs evaluate.best: true" in line

@@ -170,16 +170,6 @@ def test_a_report_for_a_paper(run, tmp_path, monkeypatch, hpcfl, refused):
     assert (done.code, done.err) == (0, ["plot: runs/report.png"])
     assert "--size: found '3'" in refused("report", run, "--size", "3")
     assert "--xlabel: found" in refused("report", run, "--xlabel", r"$\x$")
-    for old in ("names", "columns"):
-        assert f"--{old}: has gone; " in refused("report", run, f"--{old}", "a=b")
-
-
-@pytest.mark.parametrize(("old", "now"), [("hours", "hpcfl.read_runs"), ("chosen", "--chosen")])
-def test_a_layout_that_has_gone(run, capsys, old, now):
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(run), "--layout", old])
-    assert ended.value.code == 2
-    assert f"{old} has gone; use {now}" in capsys.readouterr().err
 
 
 def test_a_plot_that_cannot_be_written(run, tmp_path, monkeypatch, hpcfl, refused):

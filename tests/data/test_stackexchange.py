@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcfl.data.download import quiet
-from hpcfl.errors import DataError, JobError
+from hpcfl.errors import DataError
 from hpcfl.job.schema import load
 from tests.real_data import real
 
@@ -57,16 +57,6 @@ def test_the_jobs_read_it_and_say_how_to_prepare_it(path, tmp_path):
     command = "hpcfl data prepare stackexchange.StackExchange --root .* vocabulary=2000"
     with pytest.raises(DataError, match=f"not there; make it by: {command}"):
         data.load(0)
-
-
-@pytest.mark.parametrize("key", ["task", "data.kind"])
-def test_its_former_name_is_refused_by_that_of_the_example(key):
-    with pytest.raises(JobError) as caught:
-        load("quickstart", [f"{key}=stackexchange"])
-    assert str(caught.value) == (
-        f"command line: {key}: stackexchange is not built in any more; take kind: "
-        "stackexchange.StackExchange of examples/stackexchange"
-    )
 
 
 def test_sentences_by_hand():

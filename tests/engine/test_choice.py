@@ -85,7 +85,7 @@ def test_power_of_choice_is_what_a_plain_program_does(tmp_path, chosen, weights)
                         parameter -= 0.5 * parameter.grad
             ends.append(nn.utils.parameters_to_vector(model.parameters()).detach().clone())
         nn.utils.vector_to_parameters(torch.stack(ends).mean(0), model.parameters())
-        ours = torch.as_tensor(servers(run.path)[t + 1]["x"])
+        ours = torch.as_tensor(servers(run.directory)[t + 1]["x"])
         plain = nn.utils.parameters_to_vector(model.parameters()).detach()
         assert torch.allclose(ours, plain, rtol=0, atol=1e-12)
     assert chosen == expected
@@ -97,7 +97,7 @@ def test_the_chosen_clients_replayed_give_the_same_bits(tmp_path, chosen):
     power = play(tmp_path, kept(described))
     again = {**described, "cohort": {"kind": "replay", "rounds": chosen}, "weights": "uniform"}
     for ours, replayed in zip(
-        servers(power.path), servers(play(tmp_path, kept(again)).path), strict=True
+        servers(power.directory), servers(play(tmp_path, kept(again)).directory), strict=True
     ):
         assert all(np.array_equal(ours[name], replayed[name]) for name in replayed)
 
@@ -137,9 +137,9 @@ def test_candidates_in_the_log(tmp_path):
 @pytest.mark.parametrize("cohort", [POWER, {"kind": "importance", "size": 4}])
 def test_a_block_has_the_cohorts_of_one_after_the_other(tmp_path, chosen, cohort):
     described = job(tmp_path, cohort=cohort, algorithm={"name": "scaffold"})
-    one = servers(play(tmp_path, kept(described)).path)
+    one = servers(play(tmp_path, kept(described)).directory)
     sequential, chosen[:] = list(chosen), []
-    block = servers(play(tmp_path, kept({**described, "executor": "block"})).path)
+    block = servers(play(tmp_path, kept({**described, "executor": "block"})).directory)
     assert chosen == sequential
     for a, b in zip(one, block, strict=True):
         assert all(np.allclose(a[name], b[name], rtol=1e-12, atol=1e-13) for name in a)
@@ -151,9 +151,9 @@ def test_resumed_at_a_round(tmp_path, cohort, stop):
     """As it would have gone on, with client states on the disk and none in memory."""
     changes = {"algorithm": {"name": "scaffold"}, "store": {"cache_gib": 0.0}}
     described = kept(job(tmp_path, cohort=cohort, **changes))
-    whole = servers(play(tmp_path, described).path)
-    first = start(read(tmp_path, {**described, "rounds": stop}), tmp_path / "first").path
-    again = servers(resume(first, ["rounds=6"]).path)
+    whole = servers(play(tmp_path, described).directory)
+    first = start(read(tmp_path, {**described, "rounds": stop}), tmp_path / "first").directory
+    again = servers(resume(first, ["rounds=6"]).directory)
     for a, b in zip(whole, again, strict=True):
         assert all(np.array_equal(a[name], b[name]) for name in a)
 
@@ -165,11 +165,11 @@ def test_importance_counts_a_client_as_often_as_it_was_drawn(tmp_path):
     drawn = stream(5, "cohort", 0).choice(6, 5, p=SIZES / SIZES.sum())
     assert len(set(drawn.tolist())) < 5
     run = play(tmp_path, kept(described))
-    x0, x1 = (server["x"] for server in servers(run.path))
+    x0, x1 = (server["x"] for server in servers(run.directory))
     expected = x0.copy()
     for i in drawn.tolist():
         alone = {**described, "cohort": {"kind": "replay", "rounds": [[i]]}}
-        expected -= (x0 - servers(play(tmp_path, kept(alone)).path)[-1]["x"]) / 5
+        expected -= (x0 - servers(play(tmp_path, kept(alone)).directory)[-1]["x"]) / 5
     assert np.allclose(x1, expected, rtol=0, atol=1e-15)
     assert run.log[0]["clients"] == len(set(drawn.tolist()))
     assert run.log[0]["up_bytes"] == 8 * 15 * run.log[0]["clients"]
@@ -180,9 +180,9 @@ def test_a_plain_mean_has_each_client_of_importance_once(tmp_path):
     changes = {"algorithm": {"name": "scaffold"}, "cohort": {"kind": "importance", "size": 5}}
     described = kept(job(tmp_path, **changes))
     run = play(tmp_path, described)
-    held = states(run.path, parts(tmp_path, described))
+    held = states(run.directory, parts(tmp_path, described))
     total = sum(state.c.numpy() for state in held if state is not None)
-    assert np.allclose(servers(run.path)[-1]["c"], total / 6, rtol=0, atol=1e-14)
+    assert np.allclose(servers(run.directory)[-1]["c"], total / 6, rtol=0, atol=1e-14)
 
 
 def test_a_loss_that_is_not_finite_is_named(tmp_path, monkeypatch):

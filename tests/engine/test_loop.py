@@ -89,11 +89,11 @@ def test_an_algorithms_numbers_are_in_every_line_and_in_what_shows_runs(tmp_path
     cohort = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4, 5], [], [2, 3]]}
     described = job(tmp_path, **changes, cohort=cohort)
     run = play(tmp_path, kept(described))
-    rates = [float(server["rate"]) for server in servers(run.path)[1:]]
+    rates = [float(server["rate"]) for server in servers(run.directory)[1:]]
     assert [line["server_eta_g"] for line in run.log] == rates
     assert rates[0] > 1
-    assert re.search(rf"^server_eta_g +{rates[-1]:.4g} after round 3$", status(run.path), re.M)
-    assert read_runs([run.path])["server_eta_g"].tolist() == rates[-1:]
+    assert re.search(rf"^server_eta_g +{rates[-1]:.4g} after round 3$", status(run.directory), re.M)
+    assert read_runs([run.directory])["server_eta_g"].tolist() == rates[-1:]
 
 
 def test_the_training_loss_is_the_weighted_mean_over_clients(tmp_path):
@@ -127,7 +127,7 @@ def test_when_the_model_is_evaluated(tmp_path, evaluate, due):
     [({"every": 3, "keep": 9}, [0, 3, 6, 7]), ({"every": 100}, [0, 7]), ({"every": 1}, [6, 7])],
 )
 def test_when_checkpoints_are_committed(tmp_path, checkpoint, kept):
-    path = play(tmp_path, job(tmp_path, rounds=7, checkpoint=checkpoint)).path
+    path = play(tmp_path, job(tmp_path, rounds=7, checkpoint=checkpoint)).directory
     assert [c.round for c in committed(path / "checkpoints")] == kept
 
 
@@ -140,7 +140,7 @@ def test_the_clients_of_a_round_keep_its_model_once(tmp_path):
         "rounds": 5,
         "checkpoint": {"every": 1, "keep": 9},
     }
-    path = play(tmp_path, job(tmp_path, **changes)).path
+    path = play(tmp_path, job(tmp_path, **changes)).directory
     described = parts(tmp_path, job(tmp_path, **changes))
     received = [torch.from_numpy(s["x"]) for s in servers(path)]
     last = {}
@@ -160,15 +160,15 @@ def test_each_kept_checkpoint_resumes_to_the_same_end(tmp_path):
     """Removing the newest ones by hand, as the error messages say."""
     changes = {"rounds": 6, "checkpoint": {"every": 2, "keep": 9}}
     whole = play(tmp_path, job(tmp_path, **changes))
-    own = states(whole.path, parts(tmp_path, job(tmp_path, **changes)))
+    own = states(whole.directory, parts(tmp_path, job(tmp_path, **changes)))
     for round in (4, 2, 0):
-        for c in committed(whole.path / "checkpoints"):
+        for c in committed(whole.directory / "checkpoints"):
             if c.round > round:
                 (c.folder / "manifest.json").unlink()
-        assert torch.equal(resume(whole.path).x, whole.x)
-        again = states(whole.path, parts(tmp_path, job(tmp_path, **changes)))
+        assert torch.equal(resume(whole.directory).x, whole.x)
+        again = states(whole.directory, parts(tmp_path, job(tmp_path, **changes)))
         assert all(torch.equal(a.c, b.c) for a, b in zip(own, again, strict=True))
-        lines = (whole.path / "log.jsonl").read_text().splitlines()
+        lines = (whole.directory / "log.jsonl").read_text().splitlines()
         assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
 
 

@@ -51,7 +51,7 @@ def test_every_client_has_a_state_and_round_0_a_line(tmp_path, groups, cache, ex
     assert (first["down_bytes"], first["up_bytes"]) == (6 * 8 * 15, 6 * 8 * 15)
     assert first["compute_s"] > 0
     assert first["store_s"] > 0
-    assert all(states(result.path, parts(tmp_path, job(tmp_path))))
+    assert all(states(result.directory, parts(tmp_path, job(tmp_path))))
 
 
 def test_the_initial_model_is_evaluated_after_it(tmp_path):
@@ -80,7 +80,7 @@ def test_a_signal_stops_it_after_a_group_and_a_resume_begins_it_again(tmp_path, 
     assert [r["up_bytes"] for r in found] == [r["up_bytes"] for r in lines]
     for one, other in zip(
         states(run, parts(tmp_path, job(tmp_path))),
-        states(whole.path, parts(tmp_path, job(tmp_path))),
+        states(whole.directory, parts(tmp_path, job(tmp_path))),
         strict=True,
     ):
         assert torch.equal(one.c, other.c)
@@ -90,11 +90,11 @@ def test_a_resume_does_not_repeat_it(tmp_path, groups):
     taken, _ = groups
     kept = {"checkpoint": {"every": 1, "keep": 9}}
     whole = play(tmp_path, job(tmp_path, **kept))
-    for checkpoint in committed(whole.path / "checkpoints"):
+    for checkpoint in committed(whole.directory / "checkpoints"):
         if checkpoint.round > 1:
             (checkpoint.folder / "manifest.json").unlink()
     taken.clear()
-    again = resume(whole.path)
+    again = resume(whole.directory)
     assert taken == []
     assert torch.equal(again.x, whole.x)
     assert [record["round"] for record in again.log] == [0, 1, 2, 3, 4]

@@ -239,7 +239,7 @@ def test_own_models(tmp_path, job):
     assert "local_model_accuracy_mean" not in run.log[0]
     right = []
     for client in (0, 2):
-        z = states(run.path, parts(tmp_path, settings))[client].z.numpy()
+        z = states(run.directory, parts(tmp_path, settings))[client].z.numpy()
         rows = THREE.rows(client)
         right.append(np.mean((X[rows] * z).argmax(axis=1) == Y[rows]))
     assert run.log[1]["local_model_accuracy_mean"] == right[1]
@@ -262,7 +262,7 @@ def test_personal_models(tmp_path, job, algorithm):
     assert run.log[0]["personal_loss"] == near(np.mean(LOSSES))
     components = parts(tmp_path, settings)
     right, loss, rate = [], [], []
-    for client, state in enumerate(states(run.path, components)):
+    for client, state in enumerate(states(run.directory, components)):
         rows, kept = THREE.rows(client), state or components.first_state(client)
         outputs = torch.tensor(X[rows]) * kept[0]  # everything is the client's own
         labels = torch.tensor(Y[rows])
@@ -291,7 +291,7 @@ def test_personal_models_on_their_own_validation_data(tmp_path, job, algorithm):
     first = np.mean([LOSSES[row] for rows in kept for row in rows])
     assert run.log[0]["personal_validation_loss"] == near(first)
     loss, right = 0.0, 0
-    for rows, state in zip(kept, states(run.path, components), strict=True):
+    for rows, state in zip(kept, states(run.directory, components), strict=True):
         outputs, labels = torch.tensor(X[rows]) * state[0], torch.tensor(Y[rows])
         loss += float(torch.nn.functional.cross_entropy(outputs, labels, reduction="sum"))
         right += int((outputs.argmax(1) == labels).sum())
@@ -329,7 +329,7 @@ def test_the_clients_own_models_are_scored_by_default(
     data = {**THREE.write(tmp_path), **data}
     run = play(tmp_path, job(algorithm=algorithm, data=data, evaluate=asked))
     assert ("personal_loss" in run.log[-1]) is scored
-    assert load(run.path / "job.yaml").job.evaluate.personal is scored
+    assert load(run.directory / "job.yaml").job.evaluate.personal is scored
     key = "personal_accuracy" if scored else "validation_accuracy"
     assert run.accuracy == run.log[-1].get(key, run.log[-1].get("test_accuracy"))
 
@@ -385,7 +385,7 @@ def test_fine_tuned_models(tmp_path, job, algorithm, executor, monkeypatch):
     plain = play(tmp_path, job(algorithm=algorithm, local=local, **kind))
     assert torch.equal(run.x, plain.x)
     loss = 0.0
-    for client, state in enumerate(states(run.path, components)):
+    for client, state in enumerate(states(run.directory, components)):
         rows = THREE.rows(client)
         inputs, labels = torch.tensor(X[rows]), torch.tensor(Y[rows])
         w = (state.v if algorithm == "ditto" else run.x).clone().requires_grad_()

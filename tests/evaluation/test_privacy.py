@@ -225,7 +225,7 @@ def test_clients_asked_in_place_of_others_are_refused(file, refused):
 
 
 def test_a_branch_keeps_the_noise_and_the_cohorts(missing, tmp_path, job, refused):
-    run = play(tmp_path, {**job, "checkpoint": {"every": 1, "keep": 9}}).path
+    run = play(tmp_path, {**job, "checkpoint": {"every": 1, "keep": 9}}).directory
     for change in ("algorithm.noise=2.0", "cohort.p=0.7"):
         line = refused("resume", run, change, "--round", 2, "--out", tmp_path / "new")
         assert "epsilon counts all rounds alike" in line

@@ -221,7 +221,7 @@ def test_images_of_many_clients_give_the_same_bits_twice(tmp_path, model, execut
     }
     first = hpcfl.run(job, out=tmp_path / "first")
     assert first.x.isfinite().all()
-    again = hpcfl.run(first.path / "job.yaml", out=tmp_path / "again")
+    again = hpcfl.run(first.directory / "job.yaml", out=tmp_path / "again")
     assert torch.equal(first.x, again.x)
 
 

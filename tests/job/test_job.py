@@ -254,18 +254,3 @@ def test_a_module_beside_the_job_is_found_by_its_folder(tmp_path, monkeypatch):
     with pytest.raises(JobError) as caught:
         load("a b/own.yaml")
     assert str(caught.value).endswith("; set PYTHONPATH='a b', the directory of the job")
-
-
-def test_an_old_name_of_a_key_still_works(job, tmp_path):
-    """Once told, and not where it is switched off."""
-    new = load(job, ["evaluate.local_models=true"])
-    old = load(job, ["evaluate.own=true"])
-    assert (old.job, old.tree) == (new.job, new.tree)
-    assert old.notes == ("command line: evaluate.own is now called evaluate.local_models",)
-    assert new.notes == load(job, ["evaluate.own=false"]).notes == ()
-    both = load(job, ["evaluate.own=false", "evaluate.local_models=true"])
-    assert both.job == new.job
-    given = job.read_text()
-    job.write_text(given.replace("evaluate: {", "evaluate: {local_models: false, "))
-    assert job.read_text() != given
-    assert load(job, ["evaluate.own=true"]).job.evaluate.local_models

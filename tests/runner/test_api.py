@@ -28,11 +28,6 @@ def own_process():
     assert after == before  # a library leaves no handlers behind
 
 
-def test_an_old_key_is_named_where_the_executor_is_chosen(tmp_path, capsys):
-    hpcfl.run(JOB, ["executor=auto", "evaluate.own=true", "rounds=1"], out=tmp_path / "a")
-    assert "evaluate.own is now called evaluate.local_models" in capsys.readouterr().err
-
-
 def test_torch_is_left_as_it_was(tmp_path):
     """A notebook may train models of its own afterwards, with all threads and any operation."""
     read = (

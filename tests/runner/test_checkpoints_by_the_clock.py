@@ -29,7 +29,7 @@ def test_checkpoints_by_the_clock(tmp_path, name):
     whole = start(load(job(tmp_path, name)), tmp_path / "whole")
     found = start(load(job(tmp_path, name, checkpoint=often)), tmp_path / "often")
     assert found.x.equal(whole.x)
-    kept = [states(found.path, described, index) for index in range(len(ROUNDS) + 1)]
+    kept = [states(found.directory, described, index) for index in range(len(ROUNDS) + 1)]
     for t, clients in enumerate(ROUNDS):
         before, after = kept[t], kept[t + 1]
         changed = [i for i in range(6) if not same(before[i], after[i])]

@@ -198,14 +198,6 @@ def test_a_job_names_no_file_that_would_be_executed(
     assert not (tmp_path / "executed").exists()
 
 
-def test_the_key_of_the_code_of_an_earlier_version(job, refused, hpcfl):
-    """A run of a class of a module has it, too, with no value."""
-    own = "model={name: module, of: torch.nn.Identity, code: "
-    assert hpcfl("check", job, own + "null}").code == 0
-    line = refused("check", job, f"{own}kept/code-{'a' * 16}.py}}")
-    assert "model.code: is no key any more; say model.of: FILE.pkl:NAME of a run of this" in line
-
-
 def test_a_kept_file_that_was_changed_is_not_executed(tmp_path, hpcfl, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"

@@ -172,13 +172,6 @@ def test_a_job_file_for_each_run(file, tmp_path, hpcfl):
     assert "2 runs, 1 of them finished" in listed
 
 
-def test_an_old_key_is_named_once(file, tmp_path, hpcfl):
-    listed = hpcfl(
-        "sweep", file, "--out", tmp_path / "o", "--only", "hbm", "--dry-run", "evaluate.own=true"
-    )
-    assert listed.err == ["command line: evaluate.own is now called evaluate.local_models"]
-
-
 def test_scores_that_one_of_the_methods_lacks_are_refused_before_the_first_run(file, refused):
     line = refused("sweep", file, "--dry-run", "evaluate.personal=true")
     assert "evaluate.personal: fedavg makes no models of the clients' own" in line

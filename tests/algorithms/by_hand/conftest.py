@@ -37,7 +37,7 @@ def run(tmp_path):
         start = {"name": "linear", "bias": False, "init": str(tmp_path / "one.npy")}
         job = tree(tmp_path, problem, algorithm, model=start, weights="uniform", rounds=2)
         job |= {"local": local(), "checkpoint": {"every": 1, "keep": 9}, **changes}
-        path = play(tmp_path, job).path
+        path = play(tmp_path, job).directory
         return Left(servers(path), states(path, parts(tmp_path, job)))
 
     return go

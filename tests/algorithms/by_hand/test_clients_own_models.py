@@ -22,7 +22,7 @@ def lines(tmp_path):
         start = {**model_for(algorithm), "init": str(tmp_path / "ones.npy")}
         job = tree(tmp_path, LINES, algorithm, model=start, weights="uniform", rounds=2)
         job |= {"local": local(steps=steps), "checkpoint": {"every": 1, "keep": 9}}
-        path = play(tmp_path, job).path
+        path = play(tmp_path, job).directory
         own = [float(state.own) for state in states(path, parts(tmp_path, job))]
         return [server["x"].tolist() for server in servers(path)], own
 
