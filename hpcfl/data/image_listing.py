@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from hpcfl.data.hdf5 import opened, strings
 from hpcfl.data.prepared_file import (
-    Stamp,
     origin_of,
     require_same_sources,
     source_fingerprint,
@@ -43,22 +42,16 @@ class Listing(NamedTuple):
         return [photo for _, photos in self.clients for photo in photos]
 
 
-class ListedFiles(NamedTuple):
-    """The present state of the files of a listing, by which a later change is noticed."""
+def present_origin(listing: Listing, root: Path) -> str:
+    """Digest of a listing and of its files' sizes and times: what a packed file records.
 
-    stamps: dict[str, Stamp]
-    """Size and time of each image, by its path."""
-    origin: str
-    """Digest of the listing and the stamps: the origin that a packed file records."""
-
-    @classmethod
-    def of(cls, listing: Listing, root: Path) -> "ListedFiles":
-        """Look up every file, without reading it."""
-        train = [(name, [photo[:2] for photo in photos]) for name, photos in listing.clients]
-        paths = [photo.path for photo in (*listing.train, *listing.test)]
-        found = {path: stamp(root / path) for path in paths}
-        about = [train, [photo[:2] for photo in listing.test], listing.classes, [*found.values()]]
-        return cls(found, source_fingerprint(about))
+    Every file is looked up, and none is read.
+    """
+    train = [(name, [photo[:2] for photo in photos]) for name, photos in listing.clients]
+    paths = dict.fromkeys(photo.path for photo in (*listing.train, *listing.test))
+    found = [stamp(root / path) for path in paths]
+    about = [train, [photo[:2] for photo in listing.test], listing.classes, found]
+    return source_fingerprint(about)
 
 
 class Fault(NamedTuple):
@@ -84,7 +77,7 @@ def check_origin(path: Path, listing: Listing) -> None:
     Raises:
         DataError: it was not.
     """
-    require_same_sources(path, origin_of(path), ListedFiles.of(listing, path.parent).origin)
+    require_same_sources(path, origin_of(path), present_origin(listing, path.parent))
 
 
 def report_faults(

@@ -21,7 +21,7 @@ import numpy as np
 from hpcfl.data.base import DataConfig
 from hpcfl.data.hdf5 import attribute, opened
 from hpcfl.errors import DataError, disk_errors, file_error
-from hpcfl.io.atomic import remove_part, sync_folder
+from hpcfl.io.atomic import PART, remove_part, sync_folder
 from hpcfl.io.new_hdf5 import new_hdf5
 from hpcfl.io.regular import open_binary
 
@@ -30,23 +30,25 @@ Stamp = tuple[int, int] | None
 
 
 @contextmanager
-def new_image_file(
-    path: Path, part: Path, origin: str, room: int, **attributes: int
-) -> Iterator[Any]:
-    """A new HDF5 file of packed images, written as ``part``; named ``path`` where the block ends.
+def new_prepared_file(path: Path, room: int, **attributes: int | np.bytes_) -> Iterator[Any]:
+    """A new HDF5 file ``path``, which has another name until the block ends.
 
     Args:
         path: the file.
-        part: its name until it is complete.
-        origin: identifies the images that it is made from, see ``ListedFiles``.
         room: bytes of all its arrays, at most.
-        attributes: its format and numbers that a reader checks.
+        attributes: its format, its origin, and what a reader checks.
+
+    Raises:
+        DataError: the file cannot be made.
+        DiskError: the disk is full or fails.
     """
+    part = path.with_name(path.name + PART)
     try:
-        with new_hdf5(part, room) as file:
-            file.attrs.update(**attributes, origin=np.bytes_(origin.encode()))
+        with preparation_errors(path), new_hdf5(part, room) as file:
+            file.attrs.update(attributes)
             yield file
-        commit(part, path)
+        with preparation_errors(path):
+            commit(part, path)
     except BaseException:  # it may take much room on the disk
         remove_part(part)
         raise

@@ -1,24 +1,19 @@
 """A compact file of sentences: made once by ``hpcfl data prepare``, mapped into memory by ranks.
 
     /words                   [V] texts, the vocabulary
-    /done                    [2] how many users of train and of test are written
     /train, /test: tokens    [n, length + 1] 16-bit classes, a user's sentences one after the other
                    last      [n] the last token of each before its padding
                    offsets   [users + 1] where each user's sentences begin, and the last one's end
                    users     [users] their names
 
-HDF5 creates NAME.part with all datasets at their full size before the first sentence is read.  The
-sentences are then written to their offsets in that file without HDF5, and ``done`` is updated after
-every ``BLOCK`` of them.  A kill thus damages nothing: the next call resumes after the last
-``done``, and the file gets its final name when it is complete.
+The sentences of a user are written as they are read, into arrays of their full size.
 """
 
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
@@ -28,17 +23,14 @@ from torch import Tensor
 
 from hpcfl.data.download import Track
 from hpcfl.data.hdf5 import attribute, member, opened, strings
-from hpcfl.data.prepared_file import commit, preparation_errors
+from hpcfl.data.prepared_file import new_prepared_file
 from hpcfl.data.vocabulary import Vocabulary, last_tokens
 from hpcfl.errors import DataError
-from hpcfl.io.atomic import PART, remove_part
-from hpcfl.io.new_hdf5 import new_hdf5
-from hpcfl.io.regular import open_binary, open_fd
+from hpcfl.io.regular import open_binary
 from hpcfl.types import IntArray
 
 FORMAT = np.bytes_(b"hpcfl sentences 1")
 SPLITS = ("train", "test")
-BLOCK = 1 << 18  # sentences between two updates of ``done``, each of which waits for the disk
 _AGAIN = "remove it and prepare the data again"
 
 
@@ -69,18 +61,6 @@ class SentenceSplit:
         return len(self.offsets) - 1
 
 
-class _Contents(NamedTuple):
-    """Everything that a file is to hold."""
-
-    attributes: Mapping[str, np.bytes_]
-    """Its format, and the inputs that it is made from."""
-    vocabulary: Vocabulary
-    length: int
-    """Words of a sentence, at most."""
-    sources: Mapping[str, Source]
-    """The sentences of each split."""
-
-
 def pack(
     path: Path,
     about: str,
@@ -90,7 +70,7 @@ def pack(
     sources: Mapping[str, Source],
     track: Track,
 ) -> None:
-    """Make the file, or resume an earlier call with the same arguments that was stopped.
+    """Make the file.
 
     Args:
         path: of the file.
@@ -105,16 +85,24 @@ def pack(
         DataError: a source is damaged, or the file cannot be written.
         DiskError: the disk is full or fails.
     """
-    part = path.with_name(path.name + PART)
-    with preparation_errors(path):
-        attributes = {"format": FORMAT, "about": _text(about), "origin": _text(origin)}
-        contents = _Contents(attributes, vocabulary, length, sources)
-        if not _can_resume(part, contents):
-            _create(part, contents)
-        with os.fdopen(open_fd(part, os.O_RDWR), "r+b") as file:
-            for name in SPLITS:
-                _write_split(file, part, name, contents, track)
-        commit(part, path)
+    totals = {name: sum(source.users.values()) for name, source in sources.items()}
+    words, users = _names(vocabulary.words), {n: _names(s.users) for n, s in sources.items()}
+    room = words.nbytes + sum(names.nbytes + 8 * (len(names) + 1) for names in users.values())
+    room += 2 * (length + 2) * sum(totals.values())
+    attributes = {"format": FORMAT, "about": _text(about), "origin": _text(origin)}
+    with new_prepared_file(path, room, **attributes) as file:
+        file["words"] = words
+        for name, source in sources.items():
+            group, offsets = file.create_group(name), _offsets(source)
+            group["users"], group["offsets"] = users[name], offsets
+            tokens = group.create_dataset("tokens", (totals[name], length + 1), np.int16)
+            last = group.create_dataset("last", (totals[name],), np.int16)
+            read = source.read(list(source.users))
+            texts = track(read, f"writing {name} users", len(source.users))
+            for begin, sentences in zip(offsets, texts, strict=False):
+                rows = vocabulary.encode(sentences, length)
+                own = slice(begin, begin + len(rows))
+                tokens[own], last[own] = rows, last_tokens(rows)
 
 
 def read(
@@ -137,8 +125,6 @@ def read(
         words = [word.decode() for word in strings(path, file, "words")[()]]
         _expect(path, "words", len(words), size)
         splits = {name: _split(path, file, name, length) for name in SPLITS}
-        done = tuple(_array(path, file, "done", np.int64, (len(SPLITS),))[()].tolist())
-        _expect(path, "users written", done, tuple(split.users for split in splits.values()))
         return Vocabulary(words), splits
 
 
@@ -155,97 +141,6 @@ def check_tokens(path: Path, tokens: Tensor, classes: int) -> None:
             f"{path}: found token {most.astype(np.int16)}, expected 0 to {classes - 1}: the file "
             f"is damaged; {_AGAIN}"
         )
-
-
-def _can_resume(part: Path, contents: _Contents) -> bool:
-    """Whether there is an unfinished file of the same contents."""
-    if not part.exists():
-        return False
-    try:
-        with opened(part) as file:
-            same = [
-                *(attribute(file, name) == value for name, value in contents.attributes.items()),
-                file["words"][()].tolist() == _names(contents.vocabulary.words).tolist(),
-            ]
-            for name, source in contents.sources.items():
-                same += [
-                    file[name]["users"][()].tolist() == _names(source.users).tolist(),
-                    file[name]["offsets"][()].tolist() == _offsets(source).tolist(),
-                    file[name]["tokens"].shape[1] == contents.length + 1,
-                ]
-            return all(same)
-    except DataError:  # killed while it was created: it holds no sentence yet
-        return False
-
-
-def _create(part: Path, contents: _Contents) -> None:
-    """Write a file of all contents but the sentences, for which it reserves space."""
-    length, sources = contents.length, contents.sources
-    totals = [sum(source.users.values()) for source in sources.values()]
-    words, users = _names(contents.vocabulary.words), [_names(s.users) for s in sources.values()]
-    room = words.nbytes + sum(names.nbytes + 8 * len(names) for names in users)
-    room += 2 * (length + 2) * sum(totals)
-    new = part.with_name(part.name + PART)
-    try:
-        with new_hdf5(new, room) as file:
-            file.attrs.update(contents.attributes)
-            file["words"] = words
-            file.create_dataset("done", data=np.zeros(len(SPLITS), dtype=np.int64))
-            for (name, source), total, own in zip(sources.items(), totals, users, strict=True):
-                group = file.create_group(name)
-                group["users"], group["offsets"] = own, _offsets(source)
-                for field, shape in {"tokens": (total, length + 1), "last": (total,)}.items():
-                    group.create_dataset(field, shape, np.int16, dcpl=_contiguous())
-        new.replace(part)
-    except OSError:
-        remove_part(new)
-        raise
-
-
-def _contiguous() -> Any:
-    """Creation properties of a dataset in one piece of the file, allocated at its creation."""
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_layout(h5py.h5d.CONTIGUOUS)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    return properties
-
-
-def _write_split(file: BinaryIO, part: Path, name: str, contents: _Contents, track: Track) -> None:
-    """Write the sentences of a split that are not in the file yet."""
-    number, source = SPLITS.index(name), contents.sources[name]
-    with opened(part) as datasets:
-        start = {field: datasets[name][field].id.get_offset() for field in ("tokens", "last")}
-        done_at = datasets["done"].id.get_offset() + 8 * number
-        done = int(datasets["done"][number])
-    users, offsets, unrecorded = list(source.users), _offsets(source), 0
-    texts = track(source.read(users[done:]), f"writing {name} users", len(users) - done)
-    for index, sentences in enumerate(texts, done):
-        rows = contents.vocabulary.encode(sentences, contents.length)
-        _write(file, start["tokens"] + int(offsets[index]) * rows[:1].nbytes, rows)
-        _write(file, start["last"] + int(offsets[index]) * rows.itemsize, last_tokens(rows))
-        unrecorded += len(rows)
-        if unrecorded >= BLOCK:
-            _record_done(file, done_at, index + 1)
-            unrecorded = 0
-    _record_done(file, done_at, len(users))
-
-
-def _write(file: BinaryIO, offset: int, array: NDArray[Any]) -> None:
-    file.seek(offset)
-    file.write(array.data)
-
-
-def _record_done(file: BinaryIO, offset: int, users: int) -> None:
-    """Record the number of users that are written, after their sentences have reached the disk.
-
-    In the other order, a crash could leave users that count as written but are not.
-    """
-    file.flush()
-    os.fsync(file.fileno())
-    _write(file, offset, np.array([users]))
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _text(text: str) -> np.bytes_:

@@ -655,22 +655,10 @@ def test_a_killed_call_leaves_nothing_that_looks_finished(tmp_path, monkeypatch)
         [sys.executable, script, root], capture_output=True, check=False, timeout=300
     )
     assert done.returncode == -signal.SIGKILL
-    part = root / "landmarks-36.h5.part"
     assert not (root / "landmarks-36.h5").exists()
-    pieces = {path: path.stat().st_mtime_ns for path in part.glob("*.npz")}
-    assert len(pieces) >= 3
-    # The next call goes on with the pieces that are there, and gets what one call would.
-    monkeypatch.setattr("hpcfl.data.pack_images.CHUNK", 2)
-    kept = {}
-
-    def track(items, what, total=None):
-        for item in items:
-            kept.update({path: path.stat().st_mtime_ns for path in part.glob("*.npz")})
-            yield item
-
-    path = source("landmarks", root).prepare(track)
-    assert {each: kept[each] for each in pieces} == pieces
-    assert not part.exists()
+    before = {path.name for path in root.iterdir()}
+    path = source("landmarks", root).prepare(quiet)
+    assert {path.name for path in root.iterdir()} == before | {"landmarks-36.h5"}
     fresh = image_layouts.landmarks(tmp_path / "fresh")
     assert path.read_bytes() == source("landmarks", fresh).prepare(quiet).read_bytes()
 
@@ -742,7 +730,7 @@ def never(chunk):
     threading.Event().wait()
 
 
-def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatch):
+def test_a_killed_process_is_told(tmp_path, monkeypatch):
     root = image_layouts.landmarks(tmp_path)
 
     def track(items, what, total=None):
@@ -752,7 +740,7 @@ def test_a_killed_process_is_told_and_the_next_call_goes_on(tmp_path, monkeypatc
         yield from items
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpcfl.data.pack_images._make", never)
+        patch.setattr("hpcfl.data.pack_images._shrink", never)
         with pytest.raises(DataError, match="one of 2 processes was killed"):
             source("landmarks", root, workers=2).prepare(track)
     assert not (root / "landmarks-36.h5").exists()
@@ -797,11 +785,10 @@ def test_a_disk_that_fails_is_no_other_file(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_no_part_of_a_packed_file(tmp_path):
-    path, part = tmp_path / "x.h5", tmp_path / "x.h5.part"
+    path = tmp_path / "x.h5"
     with (
         pytest.raises(DiskError, match=r"x\.h5: cannot be made: No space left on device"),
-        prepared_file.preparation_errors(path),
-        prepared_file.new_image_file(path, part, "origin", 0),
+        prepared_file.new_prepared_file(path, 0),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []

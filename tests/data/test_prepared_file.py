@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hpcfl.data import prepared_file
-from hpcfl.data.prepared_file import commit, new_image_file
+from hpcfl.data.prepared_file import commit, new_prepared_file
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_contents_reach_the_disk_before_the_name(tmp_path, events):
     assert events == [("file", False), (tmp_path.name, True)]
 
 
-def test_so_does_a_file_of_images(tmp_path, events):
-    with new_image_file(tmp_path / "file.h5", tmp_path / "file.part", "origin", 1 << 10) as file:
+def test_so_does_a_new_file(tmp_path, events):
+    with new_prepared_file(tmp_path / "file.h5", 1 << 10, format=1) as file:
         file["labels"] = [1, 2]
     assert events[-2:] == [("file", False), (tmp_path.name, True)]

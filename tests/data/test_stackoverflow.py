@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.data import token_file
 from hpcfl.data.download import quiet
 from hpcfl.data.sources import stackoverflow
 from hpcfl.data.sources.stackoverflow import StackOverflow
 from hpcfl.data.split import partition_examples
 from hpcfl.errors import DataError, DiskError, JobError
 from tests.forked import python
-from tests.long_form import LONG
 
 COUNTS = "the 9\ncat 7\nsat 3\n. 2\nunused 1\n"
 TRAIN = {
@@ -123,7 +121,7 @@ def test_test_sentences_are_drawn_by_the_seed(ready):
 
 
 def test_prepared_once(ready, monkeypatch):
-    monkeypatch.setattr(token_file, "_create", None)
+    monkeypatch.setattr("hpcfl.data.text.pack", None)
     before = (ready / NAME).stat()
     (ready / "stackoverflow_train.h5").unlink()
     assert config(ready).prepare(quiet) == ready / NAME
@@ -132,10 +130,8 @@ def test_prepared_once(ready, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from hpcfl.data import token_file
 from hpcfl.data.sources.stackoverflow import StackOverflow
 
-token_file.BLOCK = 1
 done = 0
 
 def track(items, what, total=None):
@@ -153,42 +149,19 @@ StackOverflow(root=sys.argv[1], **keys).prepare(track)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [0, 2, 3, 4] if LONG else [2, 4])
-def test_a_killed_preparation_goes_on(root, after, tmp_path):
+def test_a_killed_preparation_leaves_nothing_that_looks_finished(root, tmp_path):
     config(root).prepare(quiet)
     whole = (root / NAME).read_bytes()
     (root / NAME).unlink()
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    assert python(1, script, root, after).returncode == -signal.SIGKILL
-    part = root / (NAME + ".part")
-    with h5py.File(part, "r") as file:
-        assert file["done"][()].tolist() == [min(after, 3), max(after - 3, 0)]
+    assert python(1, script, root, 2).returncode == -signal.SIGKILL
+    assert (root / (NAME + ".part")).exists()
     with pytest.raises(DataError, match="not there; make it by: hpcfl data prepare stackoverflow"):
         config(root).load(0)
-    totals = []
-
-    def count(items, what, total=None):
-        totals.append((what, total))
-        return items
-
-    config(root).prepare(count)
+    config(root).prepare(quiet)
     assert (root / NAME).read_bytes() == whole
-    assert not part.exists()
-    left = [total for what, total in totals if what.startswith("writing")]
-    assert left == [3 - min(after, 3), 2 - max(after - 3, 0)]
-
-
-def test_other_files_are_begun_anew(root):
-    """What a killed preparation of other words left is of no use."""
-    (root / (NAME + ".part")).write_bytes(b"killed while it was laid out")
-    config(root).prepare(quiet)
-    whole = (root / NAME).read_bytes()
-    (root / "stackoverflow.word_count").write_text(COUNTS.replace("cat", "dog"))
-    (root / NAME).rename(root / (NAME + ".part"))
-    config(root).prepare(quiet)
-    assert (root / NAME).read_bytes() != whole
-    assert config(root).load(0).train.inputs[2].tolist() == [6, 1, 2, 3, 7]
+    assert not (root / (NAME + ".part")).exists()
 
 
 def test_no_room(root, monkeypatch):
@@ -321,10 +294,6 @@ def falling(file):
     file["train/offsets"][1] = 5
 
 
-def unfinished(file):
-    file["done"][1] = 1
-
-
 def outside(file):
     del file["train/tokens"]
     file["train"].create_dataset("tokens", (6, 5), np.int16, external=[("/etc/hostname", 0, 60)])
@@ -337,7 +306,6 @@ def outside(file):
         (short, r"the shape of /train/last: found \(5,\), expected \(6,\); remove it"),
         (wide, "the type of /train/tokens: found int64, expected int16"),
         (falling, "/train/offsets do not rise from 0"),
-        (unfinished, r"users written: found \(3, 1\), expected \(3, 2\)"),
         (outside, "keeps its data in another file"),
         (lambda file: file.attrs.pop("format"), "its format: found None"),
     ],

@@ -22,15 +22,21 @@ from hpcfl.data.colour import Coloured
 from hpcfl.data.download import PublishedFile, Track
 from hpcfl.data.encoded_images import DAMAGED, pixels, reason
 from hpcfl.data.hdf5 import attribute, encoded, opened
-from hpcfl.data.image_listing import Fault, ListedFiles, Listing, Photo, read_image, report_faults
+from hpcfl.data.image_listing import (
+    Fault,
+    Listing,
+    Photo,
+    present_origin,
+    read_image,
+    report_faults,
+)
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.packed import checked_labels, mapped
 from hpcfl.data.prepared_file import (
     changed_keys,
-    new_image_file,
+    new_prepared_file,
     origin_and_size,
     origin_of,
-    preparation_errors,
     prepare_command,
     require_same_sources,
 )
@@ -83,7 +89,7 @@ class TinyImageNet(Coloured):
             names, train, test = _listed(folder)
             self._check(len(names), len(train), len(test))
             splits = {"train": train, "test": test}
-            origin = ListedFiles.of(Listing([("", train)], test, len(names)), folder).origin
+            origin = present_origin(Listing([("", train)], test, len(names)), folder)
             if missing:
                 _pack(path, folder, names, splits, origin, self.workers, track)
             else:
@@ -187,14 +193,14 @@ def _pack(
     track: Track,
 ) -> None:
     """Decode all images into ``path``; if some are at fault, list them and write nothing."""
-    part = path.with_name(path.name + ".part")
     every = [photo for photos in splits.values() for photo in photos]
     faults: list[Fault] = []
-    with preparation_errors(path), ThreadPoolExecutor(workers) as threads:
+    with ThreadPoolExecutor(workers) as threads:
         shape = _first_shape(folder, every)
         room = len(every) * (prod(shape) + 8) + encoded(names).nbytes
         about = {"format": FORMAT, "classes": len(names)}
-        with new_image_file(path, part, origin, room, **about) as file:
+        recorded = np.bytes_(origin.encode())
+        with new_prepared_file(path, room, origin=recorded, **about) as file:
             file["wnids"] = encoded(names)
             for split, photos in splits.items():
                 if not photos:
