@@ -7,14 +7,12 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
     if warm_start: state_i <- warm_start_client(state_i, grad f_i(x0)) of every client i, and
                    server  <- warm_start_server(server, mean of all grad f_i(x0))
     for t = 0, 1, ...:
-        server  <- prepare(server, cohort)     # default server; after the full gradients, if any
-        message <- broadcast(server)
+        message <- broadcast(server, cohort)   # after the full gradients, if any
         for each client i of the cohort, at once or in turn:
             local <- begin(message, state_i, client_i)
             y     <- first_point(message, state_i, client_i)           # default message.x
             for client_i.step = 0, 1, ... client_i.steps - 1:
-                start    <- start_point(y, local, client_i)            # default y
-                point    <- gradient_point(y, start, local, client_i)  # default y
+                start, point <- points(y, local, client_i)             # default y, y
                 d, local <- direction(point, local, grad, client_i)    # default grad(point), local
                 along, o <- the job's optimiser(d, point, o)           # hpcfl/optim; o is fresh
                             # sgd: d + weight_decay point, with local.momentum a velocity of it
@@ -91,7 +89,7 @@ class Grad(Protocol):
 Draws = Mapping[str, Literal["uniform", "normal"]]
 """Names of random vectors [P]: independent entries, uniform on [0, 1) or standard normal."""
 RandomInit = Callable[[], Vector]  # makes a random initial model, of one client alone
-FullGradientScope = Literal["none", "client", "cohort", "server"]
+FullGradientScope = Literal["none", "client", "server"]
 
 
 class Facts(NamedTuple):
@@ -120,7 +118,6 @@ class Client(NamedTuple):
     lr: Scalar  # eta, local learning rate of this round
     examples: Scalar  # n, its number of training examples
     full_grad: Vector  # [P], of its mean loss over all examples at x; [0] unless full_gradient
-    cohort_grad: Vector  # [P], plain mean of full_grad; [0] unless full_gradient is "cohort"
     label_counts: Vector  # [classes], its examples of each class; [0] unless needs_label_counts
     draws: Mapping[str, Vector] = {}  # [P] each, those of client_draws; empty but in finish
 
@@ -203,8 +200,7 @@ class Algorithm(Section, ABC):
         """The full-batch gradients, of the loss alone, of a round's clients before local training.
 
         "client": for itself alone, in ``client.full_grad``; "server": their plain means go to the
-        server too, in ``cohort.grads``, before the broadcast (a vector more up for each point);
-        "cohort": the mean at x goes to the clients too, in ``client.cohort_grad`` (one more down).
+        server too, in ``cohort.grads``, before the broadcast (a vector more up for each point).
         """
         return "none"
 
@@ -255,13 +251,9 @@ class Algorithm(Section, ABC):
 
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
         """The points of the full gradients: the message's x, then others (one more down each)."""
-        return (self.broadcast(server).x,)
+        return (server.x,)
 
-    def prepare(self, server: Any, cohort: Cohort) -> Any:
-        """The server before the broadcast of a round."""
-        return server
-
-    def broadcast(self, server: Any) -> Any:
+    def broadcast(self, server: Any, cohort: Cohort) -> Any:
         """The message to every client of the cohort."""
         return Message(server.x)
 
@@ -274,13 +266,9 @@ class Algorithm(Section, ABC):
         x: Vector = message.x
         return x
 
-    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        """The point from which the step starts."""
-        return y
-
-    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        """The point at which the step takes its gradient and its weight decay."""
-        return y
+    def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
+        """Where the step starts, and where it takes its gradient and its weight decay."""
+        return y, y
 
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client

@@ -33,7 +33,7 @@ class FedACG(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, v=zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x - self.lam * server.v)
 
     def direction(

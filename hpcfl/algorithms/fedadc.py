@@ -47,17 +47,15 @@ class FedADC(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:
         return Local(self.beta_local / client.steps * message.m)
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        return y - client.lr * local.momentum if self.nesterov else y
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return start
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
+        point = y - client.lr * local.momentum if self.nesterov else y
+        return point, point
 
     def direction(
         self, point: Vector, local: Local, grad: Grad, client: Client

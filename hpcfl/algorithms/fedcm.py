@@ -61,7 +61,7 @@ class FedCM(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, momentum=zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:

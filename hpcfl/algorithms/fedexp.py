@@ -51,7 +51,7 @@ class FedExP(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, x0 if self.average == 2 else x0[:0], rate=x0.new_ones(()))
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x)
 
     def finish(

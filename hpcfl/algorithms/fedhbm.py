@@ -67,12 +67,10 @@ class FedHBM(FedAvg):
         momentum = active * self.beta * (self.participation or 1.0) / client.steps
         return Local(message.x, state.z, state.known, momentum)
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
         now = y if self.first == "zero" else local.x.lerp(y, local.known)  # x where known = 0
-        return y + local.momentum * (now - local.z)
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return start if self.nesterov else y
+        start = y + local.momentum * (now - local.z)
+        return start, start if self.nesterov else y
 
     def finish(
         self, y: Vector, local: Local, message: Message, state: State, client: Client

@@ -46,7 +46,7 @@ class FedLADA(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, zeros_like(x0), zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:

@@ -52,7 +52,7 @@ class FedLESAM(Algorithm):
     def init_client(self, x0: Vector, random_init: RandomInit) -> State | Nothing:
         return State(x0, x0.new_zeros(())) if self.source == "own" else Nothing()
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Any, client: Client) -> Local:

@@ -66,7 +66,7 @@ class FedMIM(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, past=(x0,) * len(self.alpha))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:
@@ -75,11 +75,8 @@ class FedMIM(Algorithm):
         ]
         return Local(_combined(self.alpha, differences), _combined(self.beta, differences))
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        return y - local.shift
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return y - local.look
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
+        return y - local.shift, y - local.look
 
     def step_scale(self, y: Vector, local: Local, client: Client) -> float:
         return 1 - fsum(self.alpha)

@@ -55,7 +55,7 @@ class FedMoSWA(FedSWA):
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: State, client: Client) -> Local:

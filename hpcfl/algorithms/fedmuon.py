@@ -67,7 +67,7 @@ class FedMuon(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, self.layout.take(zeros_like(x0), self.layout.matrices), zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:

@@ -74,7 +74,7 @@ class FedSMOO(FedDyn):
     def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
         return State(zeros_like(x0), zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Any:
+    def broadcast(self, server: Server, cohort: Cohort) -> Any:
         return Message(server.x, server.s)
 
     def begin(self, message: Any, state: Any, client: Client) -> Any:

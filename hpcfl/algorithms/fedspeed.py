@@ -55,7 +55,7 @@ class FedSpeed(Algorithm):
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x)
 
     def begin(self, message: Message, state: State, client: Client) -> Local:

@@ -67,7 +67,7 @@ class GHB(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, past=(x0,) * (self.tau or 1))
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x, server.past[0])
 
     def begin(self, message: Message, state: Nothing, client: Client) -> Local:
@@ -75,11 +75,9 @@ class GHB(Algorithm):
         factor = self.beta / (tau * client.steps) * (client.round >= tau)
         return Local(factor * (message.x - message.anchor))
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        return y + local.momentum
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return start if self.nesterov else y
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
+        start = y + local.momentum
+        return start, start if self.nesterov else y
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
         return Server(server.x - self.server_lr * mean.delta, (*server.past[1:], server.x))

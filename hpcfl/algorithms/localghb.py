@@ -59,11 +59,9 @@ class LocalGHB(FedAvg):
         factor = state.known * self.beta * (self.participation or 1.0) / client.steps
         return Local(factor * (message.x - state.anchor))
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        return y + local.momentum
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return start if self.nesterov else y
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
+        start = y + local.momentum
+        return start, start if self.nesterov else y
 
     def finish(
         self, y: Vector, local: Local, message: Message, state: State, client: Client

@@ -34,6 +34,12 @@ class Server(NamedTuple):
     m: Vector  # momentum of the cohorts' gradients; [0] where beta is 0
 
 
+class Message(NamedTuple):
+    x: Vector
+    c: Vector  # the mean gradient of the cohort
+    m: Vector
+
+
 class MimeFramework(Algorithm):
     """Mime over any base optimiser; the server holds x and the optimiser's statistics."""
 
@@ -43,8 +49,8 @@ class MimeFramework(Algorithm):
 
     @property
     def full_gradient(self) -> FullGradientScope:
-        """The cohort's mean, for which each client computes its own."""
-        return "cohort"
+        """Their mean, which the message has."""
+        return "server"
 
     @abstractmethod
     def base_direction(self, gradient: Vector, server: Any, client: Client) -> Vector:
@@ -54,13 +60,10 @@ class MimeFramework(Algorithm):
     def advance(self, server: Any, delta: Vector, c: Vector) -> Any:
         """The server after a step along ``delta``, its statistics updated by ``c`` (paper's V)."""
 
-    def broadcast(self, server: Any) -> Any:
-        return server
-
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client
     ) -> tuple[Vector, Any]:
-        corrected = grad(point) - grad(local.x) + client.cohort_grad
+        corrected = grad(point) - grad(local.x) + local.c
         return self.base_direction(corrected, local, client), local
 
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
@@ -78,6 +81,9 @@ class Mime(MimeFramework):
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0) if self.beta else x0[:0])
+
+    def broadcast(self, server: Server, cohort: Cohort) -> Any:
+        return Message(server.x, cohort.grads[0], server.m)
 
     def blend(self, gradient: Vector, m: Vector) -> Vector:
         """A gradient mixed with the momentum: a step's direction, and the next momentum."""

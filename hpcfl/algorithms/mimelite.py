@@ -38,6 +38,9 @@ class MimeLiteFramework(MimeFramework):
         """Each client's own."""
         return "client"
 
+    def broadcast(self, server: Any, cohort: Cohort) -> Any:
+        return server
+
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client
     ) -> tuple[Vector, Any]:

@@ -61,13 +61,13 @@ class MimeMVR(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, previous=x0, m=zeros_like(x0), started=x0.new_zeros(()))
 
-    def prepare(self, server: Server, cohort: Cohort) -> Server:
-        c, before = cohort.grads
-        m = c + self.beta * server.started * (server.m - before)
-        return server._replace(m=m, started=ones_like(server.started))
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
+        return Message(server.x, self.momentum(server, cohort))
 
-    def broadcast(self, server: Server) -> Message:
-        return Message(server.x, server.m)
+    def momentum(self, server: Server, cohort: Cohort) -> Vector:
+        """The m of a round, which its clients follow and the server keeps."""
+        c, before = cohort.grads
+        return c + self.beta * server.started * (server.m - before)
 
     def direction(
         self, point: Vector, local: Message, grad: Grad, client: Client
@@ -76,4 +76,4 @@ class MimeMVR(Algorithm):
 
     def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
         x = server.x - self.server_lr * mean.delta
-        return Server(x, server.x, server.m, server.started)
+        return Server(x, server.x, self.momentum(server, cohort), ones_like(server.started))

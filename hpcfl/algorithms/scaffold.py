@@ -86,7 +86,7 @@ class Scaffold(Algorithm):
     def warm_start_server(self, server: Server, mean: Vector) -> Server:
         return Server(server.x, c=mean)
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: State, client: Client) -> Local:

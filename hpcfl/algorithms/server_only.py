@@ -78,16 +78,16 @@ class ServerOnly(Algorithm):
         v = zeros_like(x0) if self.optimizer == "adam" else x0[:0]
         return Server(x0, m, v, (x0, x0.new_zeros(())) if self.optimizer == "mvr" else ())
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x, server.past[:1])
 
     def begin(self, message: Message, state: Nothing, client: Client) -> Local:
         return Local(message.x, message.past, zeros_like(message.x))
 
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
         if self.optimizer == "mvr":  # where the weight decay is that of x less beta that of x'
-            return local.x - self.beta * local.past[0]
-        return local.x
+            return y, local.x - self.beta * local.past[0]
+        return y, local.x
 
     def direction(
         self, point: Vector, local: Local, grad: Grad, client: Client

@@ -107,10 +107,9 @@ def check_algorithm(trial: Trial) -> None:
         points = full_gradient_points(algorithm, server)
     full_grads = [_full_gradients(trial, client, points) for client in clients]
     means = [torch.stack(grads).mean(0) for grads in zip(*full_grads, strict=True)]
-    common = means[0] if algorithm.full_gradient == "cohort" else none
     full = [next(iter(grads), none) for grads in full_grads]
     members = [
-        partial(_member, trial, client, [], grad, common, first)
+        partial(_member, trial, client, [], grad, first)
         for client, grad, first in zip(clients, full, initial, strict=True)
     ]
     size, lr = len(members), components.job.local_lr(0)
@@ -124,7 +123,6 @@ def _member(
     client: int,
     known: list[tuple[Vector, Vector]],
     full: Vector,
-    common: Vector,
     initial: Vector,
 ) -> Member:
     """The client with its first state and the gradient of its batch.
@@ -135,12 +133,11 @@ def _member(
         known: points and their gradients, in the order of the calls; each is computed once,
             however often the client's round is repeated.
         full: its full gradient, or [0].
-        common: the mean of the cohort's, or [0].
         initial: its full gradient at the initial model, or [0].
     """
     components = trial.components
     task = components.clients.task(client, 0, steps=1)
-    about = task.client._replace(full_grad=full, cohort_grad=common)
+    about = task.client._replace(full_grad=full)
     state = call(
         components.job.algorithm, "init_client", components.x0, components.random_init(client)
     )

@@ -34,8 +34,7 @@ from hpcfl.user_code.generators import generators
 
 SMALL = 1000  # parameters of the model that stands in where there is no data
 CLASSES = 3  # of the labels there
-KNOWN_TO_SERVER = ("server", "cohort")
-"""The scopes of full gradients whose means the server receives."""
+_FROM_POINTS = ("the start of the step", "the point of its gradient")
 _FROM_DIRECTION = ("the direction", "the local quantities")
 _FROM_FINISH = ("the upload", "the client's next state")
 
@@ -226,18 +225,7 @@ def full_gradient_points(algorithm: Algorithm, server: Any) -> tuple[Vector, ...
 
 def known_to_server(algorithm: Algorithm, means: Sequence[Vector]) -> tuple[Vector, ...]:
     """Of the full gradients' means, those that ``Cohort.grads`` has: all or none."""
-    return tuple(means) if algorithm.full_gradient in KNOWN_TO_SERVER else ()
-
-
-def call_prepare(algorithm: Algorithm, server: Any, cohort: Cohort) -> Any:
-    """The server before the broadcast.
-
-    Raises:
-        BrokenRuleError: it is no longer a server.
-    """
-    after = call(algorithm, "prepare", server, cohort)
-    require_form(algorithm, "prepare", "a server", after, "init_server", server)
-    return after
+    return tuple(means) if algorithm.full_gradient == "server" else ()
 
 
 class CheckedAlgorithm:
@@ -265,13 +253,12 @@ class CheckedAlgorithm:
         """A vector like the model."""
         return self._vector("first_point", message, state, client)
 
-    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        """A vector like the model."""
-        return self._vector("start_point", y, local, client)
-
-    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        """A vector like the model."""
-        return self._vector("gradient_point", y, start, local, client)
+    def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
+        """Two vectors like the model."""
+        pair = self._pair("points", _FROM_POINTS, y, local, client)
+        for point in pair:
+            _require_like(self._algorithm, "points", point, self._x)
+        return pair
 
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client
@@ -403,9 +390,7 @@ def require_repeatable(
     hook = "warm_start_server" if algorithm.warm_start else "init_server"
     _require_same(algorithm, hook, server, first_server(algorithm, x0, mean))
     points = full_gradient_points(algorithm, server)
-    prepared = call_prepare(algorithm, server, cohort)
-    _require_same(algorithm, "prepare", prepared, call_prepare(algorithm, server, cohort))
-    message = call(algorithm, "broadcast", prepared)
+    message = call(algorithm, "broadcast", server, cohort)
     _require_first_point(algorithm, points, message)
     once = [call_client_hooks(algorithm, descent, message, made()) for made in members]
     for result in once[1:]:
@@ -416,12 +401,12 @@ def require_repeatable(
     for first, second in zip(once, reversed(again), strict=True):
         _require_same(algorithm, "finish", first, second)
     uploads = [result.upload for result in once]
-    after = call_update(algorithm, prepared, uploads, cohort)
-    _require_same(algorithm, "update", after, call_update(algorithm, prepared, uploads, cohort))
-    _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", prepared))
+    after = call_update(algorithm, server, uploads, cohort)
+    _require_same(algorithm, "update", after, call_update(algorithm, server, uploads, cohort))
+    _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", server, cohort))
     # Once more after a round, in which the models of the server have become different ones.
     points = full_gradient_points(algorithm, after)
-    message = call(algorithm, "broadcast", call_prepare(algorithm, after, cohort))
+    message = call(algorithm, "broadcast", after, cohort)
     _require_first_point(algorithm, points, message)
 
 
@@ -447,7 +432,6 @@ def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> N
             number,
             0.1 * number,
             number,
-            noise,
             noise,
             made_up_counts(algorithm, x0),
         )
@@ -559,7 +543,7 @@ def _require_first_point(algorithm: Algorithm, points: Sequence[Vector], message
             algorithm,
             "full_gradient_points",
             "returns another first point than the x of the message, at which the clients' "
-            "full_grad is taken; let it return x first, and let prepare leave x as it is",
+            "full_grad is taken; let it return the x of broadcast first",
         )
 
 

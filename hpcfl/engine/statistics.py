@@ -144,13 +144,9 @@ class WithStatistics(Algorithm):
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
         return self.method.full_gradient_points(self._server(server)[0])
 
-    def prepare(self, server: Any, cohort: Cohort) -> Any:
+    def broadcast(self, server: Any, cohort: Cohort) -> Any:
         inner, statistics = self._server(server)
-        return self._with_server(self.method.prepare(inner, cohort), statistics)
-
-    def broadcast(self, server: Any) -> Any:
-        inner, statistics = self._server(server)
-        return self._with_server(self.method.broadcast(inner), statistics)
+        return self._with_server(self.method.broadcast(inner, cohort), statistics)
 
     def begin(self, message: Any, state: Any, client: Client) -> Any:
         (inner, sent), (own, kept) = self._server(message), self._state(state)
@@ -161,11 +157,8 @@ class WithStatistics(Algorithm):
         own, _ = self._state(state)
         return self.method.first_point(self._server(message)[0], own, client)
 
-    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        return self.method.start_point(y, split(local).tree, client)
-
-    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        return self.method.gradient_point(y, start, split(local).tree, client)
+    def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
+        return self.method.points(y, split(local).tree, client)
 
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client

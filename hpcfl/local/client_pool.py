@@ -188,7 +188,6 @@ class ClientPool:
                 lr=number(self._local_lr(round)),
                 examples=number(count),
                 full_grad=self._no_gradient,
-                cohort_grad=self._no_gradient,
                 label_counts=self._label_counts(client),
             ),
             batches=self._timed(batches, steps),

@@ -114,12 +114,8 @@ class BatchIndices(NamedTuple):
 class StepHooks(Protocol):
     """The hooks of a local step: an ``Algorithm``, or one whose rules are checked."""
 
-    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
+    def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
         """See ``Algorithm``, as of all hooks here."""
-        ...
-
-    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        """Where the gradient is taken."""
         ...
 
     def direction(
@@ -163,8 +159,7 @@ def local_step(
         grad: the gradient of the step's batch at a point.
         client: the client.
     """
-    start = hooks.start_point(y, local, client)
-    point = hooks.gradient_point(y, start, local, client)
+    start, point = hooks.points(y, local, client)
     d, local = hooks.direction(point, local, grad, client)
     along, state = descent.step(d, point, state)
     return LocalStep(start, along, hooks.step_scale(y, local, client), local, state)

@@ -113,12 +113,11 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
     for t in range(rounds):
         mean_centre = sum(centres) / 2
         grads = ()
-        if algorithm.full_gradient in ("server", "cohort"):
+        if algorithm.full_gradient == "server":
             points = algorithm.full_gradient_points(server)
             grads = tuple(point - mean_centre for point in points)
         cohort = Cohort(t, 2, 4, 0.1, grads)
-        server = algorithm.prepare(server, cohort)
-        message = algorithm.broadcast(server)
+        message = algorithm.broadcast(server, cohort)
         uploads = []
         for i, centre in enumerate(centres):
             steps = 2 + i
@@ -129,7 +128,6 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 torch.tensor(0.1, dtype=torch.float64),
                 torch.tensor(5.0, dtype=torch.float64),
                 full_grad=message.x - centre,
-                cohort_grad=message.x - mean_centre,
                 label_counts=made_up_counts(algorithm, x0),
             )
             state = states.get(i)
@@ -139,8 +137,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
             y = algorithm.first_point(message, state, client)
             for k in range(steps):
                 client = client._replace(step=torch.tensor(float(k), dtype=torch.float64))
-                start = algorithm.start_point(y, local, client)
-                point = algorithm.gradient_point(y, start, local, client)
+                start, point = algorithm.points(y, local, client)
                 grad = TrialGrad(lambda z, c=centre: z - c, algorithm)
                 d, local = algorithm.direction(point, local, grad, client)
                 scale = algorithm.step_scale(y, local, client)

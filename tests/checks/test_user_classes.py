@@ -510,7 +510,7 @@ class Shuffled(Arrays):
 
 @own
 class Empty(FedAvg):
-    def broadcast(self, server):
+    def broadcast(self, server, cohort):
         return None
 
 
@@ -585,11 +585,6 @@ class LateForm(FedAvg):
         after = super().update(server, mean, cohort)
         return type(after)(after.x[cohort.round == 1 :])
 
-
-@own
-class LatePrepare(FedAvg):
-    def prepare(self, server, cohort):  # here: LatePrepare
-        return type(server)(server.x[cohort.round == 1 :])
 '''
 
 
@@ -653,7 +648,7 @@ def test_a_hook_that_was_renamed_is_refused(module, job, refused):
 
 HOOKS = [
     ("Stores", "'last'; an algorithm's object keeps nothing itself: put it into the server's"),
-    ("Scope", "Scope.full_gradient is 'serverr', expected one of none, client, cohort, server"),
+    ("Scope", "Scope.full_gradient is 'serverr', expected one of none, client, server"),
     ("Points", "Points.full_gradient_points returns another first point than the x"),
     ("Python", "Python.finish draws from Python's random"),
     ("Numpy", "Numpy.direction draws from numpy.random"),
@@ -796,7 +791,6 @@ def test_a_failure_in_a_later_round_is_one_line(name, kind, where, module, job, 
         ("LateUpload", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
         ("LateState", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
         ("LateForm", "HookError: round 2 in update", "Server(x: "),
-        ("LatePrepare", "HookError: round 2 in prepare", "Server(x: "),
     ],
 )
 def test_another_form_in_a_later_round_is_one_line(name, start, found, module, job, hpcfl):

@@ -94,11 +94,19 @@ class Doubled(FedAvg):
         return Twice(message.x - y, message.x - y), state
 
 
+class Surveyed(NamedTuple):
+    x: Tensor
+    c: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surveys(FedAvg):
-    """Wants the cohort's mean gradient."""
+    """Sends the mean gradient of the cohort."""
 
-    full_gradient = "cohort"
+    full_gradient = "server"
+
+    def broadcast(self, server, cohort):
+        return Surveyed(server.x, cohort.grads[0])
 
 
 def test_fields_that_are_not_transmitted_are_summed_but_not_counted():
@@ -150,11 +158,19 @@ class Short(Asks):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forgets(Asks):
-    """Its prepared server is no server."""
+class ShortPoint(Asks):
+    """A point of the step is none of the model's."""
 
-    def prepare(self, server, cohort):
-        return cohort.grads[0]
+    def points(self, y, local, client):
+        return y, y[1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePoint(Asks):
+    """The start of the step alone."""
+
+    def points(self, y, local, client):
+        return y
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +199,10 @@ class WarmServer(Scaffold):
         (Elsewhere, "full_gradient_points returns another first point than the x of the message"),
         (NoTuple, r"full_gradient_points returns tensor\(.*; expected a tuple of vectors"),
         (Short, r"full_gradient_points returns float32\[999\] on cpu, expected float32\[1000\]"),
+        (ShortPoint, r"points returns float32\[999\] on cpu, expected float32\[1000\]"),
         (
-            Forgets,
-            r"prepare returns a server with other fields.*found float32\[1000\], expected Server",
+            OnePoint,
+            "points returns Tensor; expected a plain tuple of the start of the step and the point",
         ),
         (WarmsUp, r"warm_start_client returns a state with other fields.*\[999\]"),
         (WarmServer, "warm_start_server returns a server with other fields"),

@@ -27,6 +27,7 @@ from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import layout_of
 from hpcfl.models.losses import LOSSES
 from hpcfl.optim import Descent, Sgd
+from tests.algorithms.facts import COHORT
 
 ABOVE = 1.1  # times a case's figures: versions of torch decompose an operation differently
 BELOW = 0.8  # a step that has become cheaper than this gets new figures, or they guard nothing
@@ -105,9 +106,9 @@ def count_step(name, case):
     algorithm, first = sequential.algorithm, (case.clients, case.batch)
     with torch.device("meta"):
         numbers = [torch.empty(case.clients, dtype=torch.float64) for _ in range(5)]
-        client = Client(*numbers, *[torch.empty(case.clients, 0) for _ in range(3)])
+        client = Client(*numbers, *[torch.empty(case.clients, 0) for _ in range(2)])
         y = torch.empty(case.clients, layout.total)
-        message = algorithm.broadcast(algorithm.init_server(torch.empty(layout.total)))
+        message = algorithm.broadcast(algorithm.init_server(torch.empty(layout.total)), COHORT)
         text = name.endswith("lstm")
         inputs = torch.empty(*first, *case.shape, dtype=torch.int64 if text else torch.float32)
         labels = torch.empty(*first, *(case.shape if case.loss == "tokens" else ()))
