@@ -3,9 +3,8 @@
 One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
 
     algorithm <- resolve(facts)                                        # once
-    server <- init_server(x0)                                          # once
-    if warm_start: state_i <- warm_start_client(state_i, grad f_i(x0)) of every client i, and
-                   server  <- warm_start_server(server, mean of all grad f_i(x0))
+    server <- init_server(x0);  state_i <- init_client(x0, ...) of every client i
+    if warm_start: the same with grad f_i(x0) of every client i, and their mean for the server
     for t = 0, 1, ...:
         message <- broadcast(server, cohort)   # after the full gradients, if any
         for each client i of the cohort, at once or in turn:
@@ -240,14 +239,6 @@ class Algorithm(Section, ABC):
     def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
         """The state of a client before its first round; ``x0`` is the initial model."""
         return Nothing()
-
-    def warm_start_client(self, state: Any, gradient: Vector) -> Any:
-        """The first state of a client, by its full gradient at the initial model."""
-        return state
-
-    def warm_start_server(self, server: Any, mean: Vector) -> Any:
-        """The server before round 0, by the plain mean of all clients' full gradients."""
-        return server
 
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
         """The points of the full gradients: the message's x, then others (one more down each)."""

@@ -74,17 +74,11 @@ class Scaffold(Algorithm):
         """Each client's own, for option 1."""
         return "client" if self.option == 1 else "none"
 
-    def init_server(self, x0: Vector) -> Server:
-        return Server(x=x0, c=zeros_like(x0))
+    def init_server(self, x0: Vector, grad: Vector | None = None) -> Server:
+        return Server(x=x0, c=zeros_like(x0) if grad is None else grad)
 
-    def init_client(self, x0: Vector, random_init: RandomInit) -> State:
-        return State(c=zeros_like(x0))
-
-    def warm_start_client(self, state: State, gradient: Vector) -> State:
-        return state._replace(c=gradient)
-
-    def warm_start_server(self, server: Server, mean: Vector) -> Server:
-        return Server(server.x, c=mean)
+    def init_client(self, x0: Vector, random_init: RandomInit, grad: Vector | None = None) -> State:
+        return State(c=zeros_like(x0) if grad is None else grad)
 
     def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server

@@ -13,8 +13,8 @@ from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.hook_rules import (
     SMALL,
     Member,
-    call,
     first_server,
+    first_state,
     full_gradient_points,
     hook_advice,
     known_to_server,
@@ -138,9 +138,8 @@ def _member(
     components = trial.components
     task = components.clients.task(client, 0, steps=1)
     about = task.client._replace(full_grad=full)
-    state = call(
-        components.job.algorithm, "init_client", components.x0, components.random_init(client)
-    )
+    algorithm, random_init = components.job.algorithm, components.random_init(client)
+    state = first_state(algorithm, components.x0, random_init, initial)
     grad = _TrialGradient(trial, client, task.dropout_seed, known)
     return Member(state, about, grad, initial)
 

@@ -19,6 +19,7 @@ from hpcfl.engine.hook_rules import (
     call_client_hooks,
     call_update,
     first_server,
+    first_state,
     full_gradient_points,
     known_to_server,
     made_up_counts,
@@ -208,7 +209,7 @@ def _dry_round(
     grads = known_to_server(algorithm, [mean for _ in full_points])
     cohort = Cohort(round=0, size=1, population=1, lr=1.0, grads=grads)
     message = call(algorithm, "broadcast", server, cohort)
-    state = call(algorithm, "init_client", first, lambda: first)
+    state = first_state(algorithm, first, lambda: first, full)
     counts = made_up_counts(algorithm, x0)
     client = Client(number, number, number, number, number, full, counts)
     points: list[Tensor] = []

@@ -22,6 +22,7 @@ from hpcfl.algorithms.base import (
     FullGradientScope,
     Grad,
     LossTerms,
+    RandomInit,
 )
 from hpcfl.engine.statistics import WithStatistics
 from hpcfl.errors import BrokenRuleError, defined
@@ -34,6 +35,7 @@ from hpcfl.user_code.generators import generators
 
 SMALL = 1000  # parameters of the model that stands in where there is no data
 CLASSES = 3  # of the labels there
+_WITH_GRADIENT = ("init_server", "init_client")  # where there is a warm start
 _FROM_POINTS = ("the start of the step", "the point of its gradient")
 _FROM_DIRECTION = ("the direction", "the local quantities")
 _FROM_FINISH = ("the upload", "the client's next state")
@@ -156,15 +158,17 @@ def _require_signature(algorithm: Algorithm, hook: str) -> None:
     if not callable(own):
         return
     expected = list(signature(getattr(Algorithm, hook)).parameters)[1:]  # without self
+    gradient = ["grad=None"] if algorithm.warm_start and hook in _WITH_GRADIENT else []
     try:
         found = signature(own, follow_wrapped=False)
     except ValueError:  # a function of C may have none
         return
     try:
         found.bind(*expected)
+        found.bind(*expected, *gradient)
     except TypeError as e:
-        takes = ", ".join(map(str, found.parameters.values()))
-        raise broken(algorithm, hook, f"takes ({takes}), expected ({', '.join(expected)})") from e
+        takes, known = ", ".join(map(str, found.parameters.values())), [*expected, *gradient]
+        raise broken(algorithm, hook, f"takes ({takes}), expected ({', '.join(known)})") from e
 
 
 def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
@@ -174,30 +178,31 @@ def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
 
 
 def first_server(algorithm: Algorithm, x0: Vector, mean: Vector) -> Any:
-    """The server before round 0; ``mean`` is that of the full gradients at ``x0``.
+    """The server before round 0; ``mean`` is that of all full gradients at ``x0``.
 
     Raises:
         BrokenRuleError: a hook breaks a rule.
     """
-    server = call(algorithm, "init_server", x0)
-    if not algorithm.warm_start:
-        return server
-    after = call(algorithm, "warm_start_server", server, mean)
-    require_form(algorithm, "warm_start_server", "a server", after, "init_server", server)
-    return after
+    return _first(algorithm, "init_server", "a server", (x0,), mean)
 
 
-def with_first_state(algorithm: Algorithm, member: Member) -> Member:
-    """The member before round 0, its state that of the warm start if there is one.
+def first_state(algorithm: Algorithm, x0: Vector, random_init: RandomInit, grad: Vector) -> Any:
+    """The state of a client before round 0; ``grad`` is its full gradient at ``x0``.
 
     Raises:
         BrokenRuleError: the hook breaks a rule.
     """
+    return _first(algorithm, "init_client", "a state", (x0, random_init), grad)
+
+
+def _first(algorithm: Algorithm, hook: str, what: str, args: Sequence[Any], grad: Vector) -> Any:
+    """What a hook returns before round 0: with the gradient, if there is a warm start."""
+    first = call(algorithm, hook, *args)
     if not algorithm.warm_start:
-        return member
-    state = call(algorithm, "warm_start_client", member.state, member.initial_grad)
-    require_form(algorithm, "warm_start_client", "a state", state, "init_client", member.state)
-    return member._replace(state=state)
+        return first
+    warm = call(algorithm, hook, *args, grad)
+    require_form(algorithm, hook, what, warm, "without a gradient", first)
+    return warm
 
 
 def full_gradient_points(algorithm: Algorithm, server: Any) -> tuple[Vector, ...]:
@@ -336,10 +341,7 @@ def call_client_hooks(
     if "x" not in getattr(message, "_fields", ()):
         kind = type(message).__name__
         raise broken(algorithm, "broadcast", f"returns a {kind}; expected a NamedTuple with x")
-    checked, (state, client, grad, _) = (
-        CheckedAlgorithm(algorithm, message.x),
-        with_first_state(algorithm, member),
-    )
+    checked, (state, client, grad, _) = CheckedAlgorithm(algorithm, message.x), member
     local = checked.begin(message, state, client)
     y = checked.first_point(message, state, client).clone()
     step = local_step(checked, descent, y, local, descent.init(y), grad, client)
@@ -387,8 +389,7 @@ def require_repeatable(
     gradients = [made().initial_grad for made in members]
     mean = torch.stack(gradients).mean(0)
     server = first_server(algorithm, x0, mean)
-    hook = "warm_start_server" if algorithm.warm_start else "init_server"
-    _require_same(algorithm, hook, server, first_server(algorithm, x0, mean))
+    _require_same(algorithm, "init_server", server, first_server(algorithm, x0, mean))
     points = full_gradient_points(algorithm, server)
     message = call(algorithm, "broadcast", server, cohort)
     _require_first_point(algorithm, points, message)
@@ -425,7 +426,7 @@ def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> N
     algorithm, number = with_facts(algorithm, descent), torch.ones((), dtype=torch.float64)
 
     def made(noise: Vector) -> Member:
-        state = call(algorithm, "init_client", x0, x0.clone)
+        state = first_state(algorithm, x0, x0.clone, noise)
         client = Client(
             0 * number,
             0 * number,

@@ -125,21 +125,12 @@ class WithStatistics(Algorithm):
         """A copy whose method has these facts."""
         return WithStatistics(self.method.with_facts(facts), self.initial, self.carried)
 
-    def init_server(self, x0: Vector) -> Any:
-        return self._with_server(self.method.init_server(x0), self.initial.to(x0.device))
+    def init_server(self, x0: Vector, *grad: Vector) -> Any:
+        return self._with_server(self.method.init_server(x0, *grad), self.initial.to(x0.device))
 
-    def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
-        state = self.method.init_client(x0, random_init)
+    def init_client(self, x0: Vector, random_init: RandomInit, *grad: Vector) -> Any:
+        state = self.method.init_client(x0, random_init, *grad)
         return joined(state, self.initial.to(x0.device)) if self._local else state
-
-    def warm_start_client(self, state: Any, gradient: Vector) -> Any:
-        inner, statistics = self._state(state)
-        first = self.method.warm_start_client(inner, gradient)
-        return first if statistics is None else joined(first, statistics)
-
-    def warm_start_server(self, server: Any, mean: Vector) -> Any:
-        inner, statistics = self._server(server)
-        return self._with_server(self.method.warm_start_server(inner, mean), statistics)
 
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
         return self.method.full_gradient_points(self._server(server)[0])

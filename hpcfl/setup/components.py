@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hpcfl.algorithms.base import Algorithm, Message, RandomInit
-from hpcfl.cohort.assignment import Assignment, Balance, in_groups
+from hpcfl.cohort.assignment import Balance, in_groups
 from hpcfl.cohort.participation import Participation
 from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.comm.base import Comm
@@ -133,9 +133,14 @@ class Components:
             self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
         )[0].to(self.device)
 
-    def first_state(self, client: int) -> Any:
-        """The state of a client that never had one, on the device."""
-        return self.algorithm.init_client(self.x0, self.random_init(client))
+    def first_state(self, client: int, *grad: Vector) -> Any:
+        """The state of a client before its first round, on the device.
+
+        Args:
+            client: its number.
+            grad: with a warm start, its full gradient at the initial model.
+        """
+        return self.algorithm.init_client(self.x0, self.random_init(client), *grad)
 
     @property
     def stored_state(self) -> StateSchema:
@@ -643,18 +648,15 @@ def build_run(
         comm.size,
     )
 
-    def group_assignment(group: int) -> Assignment:
-        # Negative: RemoteClientStates recognises received states by this number, and those of the
-        # empty group after the last one must not be taken for round 0's.
-        return group_balance.assignment(group)._replace(round=group - len(groups) - 1)
-
     states = c.client_states(store)
     sends_states = steal and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
         schema=c.schema,
         x0=c.x0,
-        warm_start_groups=WarmStartGroups([len(group) for group in groups], group_assignment),
+        warm_start_groups=WarmStartGroups(
+            [len(group) for group in groups], group_balance.assignment, c.first_state
+        ),
         schedule=Schedule(
             rounds=job.rounds,
             participation=participation,

@@ -104,12 +104,11 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
     x0, centres, fresh = draw(), [draw(), draw()], [draw(), draw()]
     server, states = algorithm.init_server(x0), {}
     if algorithm.warm_start:
-        first = [algorithm.init_client(x0, lambda i=i: fresh[i]) for i in range(2)]
         states = {
-            i: algorithm.warm_start_client(first[i], x0 - centre)
+            i: algorithm.init_client(x0, lambda i=i: fresh[i], x0 - centre)
             for i, centre in enumerate(centres)
         }
-        server = algorithm.warm_start_server(server, x0 - sum(centres) / 2)
+        server = algorithm.init_server(x0, x0 - sum(centres) / 2)
     for t in range(rounds):
         mean_centre = sum(centres) / 2
         grads = ()

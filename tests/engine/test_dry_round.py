@@ -179,8 +179,9 @@ class WarmsUp(Scaffold):
 
     warm_start = True
 
-    def warm_start_client(self, state, gradient):
-        return state._replace(c=gradient[1:])
+    def init_client(self, x0, random_init, grad=None):
+        first = super().init_client(x0, random_init)
+        return first if grad is None else first._replace(c=grad[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +190,28 @@ class WarmServer(Scaffold):
 
     warm_start = True
 
-    def warm_start_server(self, server, mean):
-        return mean
+    def init_server(self, x0, grad=None):
+        return super().init_server(x0) if grad is None else grad
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cold(Scaffold):
+    """A warm start whose server takes no gradient."""
+
+    warm_start = True
+
+    def init_server(self, x0):
+        return super().init_server(x0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlwaysWarm(Scaffold):
+    """A warm start whose client has no state without a gradient."""
+
+    warm_start = True
+
+    def init_client(self, x0, random_init, grad):
+        return super().init_client(x0, random_init, grad)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +225,14 @@ class WarmServer(Scaffold):
             OnePoint,
             "points returns Tensor; expected a plain tuple of the start of the step and the point",
         ),
-        (WarmsUp, r"warm_start_client returns a state with other fields.*\[999\]"),
-        (WarmServer, "warm_start_server returns a server with other fields"),
+        (WarmsUp, r"init_client returns a state with other fields.*\[999\]"),
+        (WarmServer, "init_server returns a server with other fields"),
+        (Cold, r"init_server takes \(x0\), expected \(x0, grad=None\)"),
+        (
+            AlwaysWarm,
+            r"init_client takes \(x0, random_init, grad\), "
+            r"expected \(x0, random_init, grad=None\)",
+        ),
     ],
 )
 def test_hooks_around_full_gradients_keep_rules(cls, rule):
