@@ -103,9 +103,29 @@ class Facts(NamedTuple):
     nesterov: bool = False  # whether that momentum is Nesterov's
     classes: int | None = None  # of the labels; None where there are none
     loss: str = "data"  # the kind of the job's loss; that of its data
+    # What rounds do with running statistics: "mean" or "local"; None where they move none, and
+    # where a job is read without a model.
+    statistics: str | None = None
     # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.
     layout: Layout | Callable[[], Layout] | None = None
     cohort: str = "uniform"  # the kind of the cohorts
+
+    def require_plain_sgd(self, why: str) -> None:
+        """Refuse local steps with momentum, or of another optimiser than SGD.
+
+        Raises:
+            ValueError: they are such steps; ``why`` is why the method allows none.
+        """
+        if self.optimizer != "sgd":
+            raise ValueError(
+                f"takes plain SGD alone ({why}), found {self.optimizer}; set local.optimizer=sgd, "
+                "or another algorithm"
+            )
+        if self.momentum:
+            raise ValueError(
+                f"takes plain SGD alone ({why}), found momentum {self.momentum:g}; set "
+                "local.momentum=0, or another algorithm"
+            )
 
 
 class Client(NamedTuple):
@@ -162,15 +182,8 @@ class Algorithm(Section, ABC):
     """Fields of the upload with a plain mean, 1/|S| sum, whatever the job's weights are."""
     not_transmitted: ClassVar[frozenset[str]] = frozenset()
     """Fields of the upload that the server could compute itself: see ``up_bytes``."""
-    traffic_note: ClassVar[str] = ""
-    """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
-    refuses_optimizer: ClassVar[str] = ""
-    """Why the method allows plain SGD alone, without momentum: shown to the user; or empty."""
     statistics: ClassVar[Literal["mean", "local"]] = "mean"
     """What becomes of running statistics where the job does not say it (``model.statistics``)."""
-    refuses_statistics: ClassVar[Mapping[str, str]] = {}
-    """Why the method does not allow "mean" or "local" statistics: shown to the user."""
-
     needs_label_counts: ClassVar[bool] = False
     """Whether hooks use ``client.label_counts``."""
     needs_features: ClassVar[bool] = False
@@ -205,7 +218,11 @@ class Algorithm(Section, ABC):
 
     @property
     def warm_start(self) -> bool:
-        """Whether all clients take their full gradients at x0 before round 0 (one down, one up)."""
+        """Whether all clients take their full gradients at x0 before round 0 (one down, one up).
+
+        ``init_client`` and ``init_server`` then take ``grad=None`` too: the client's, and the plain
+        mean of all; None in a trial without these gradients.
+        """
         return False
 
     def resolve(self, facts: Facts) -> "Algorithm":
@@ -214,7 +231,7 @@ class Algorithm(Section, ABC):
         Called when the job is read, where ``facts.layout`` is None, and once its model is there.
 
         Raises:
-            ValueError: the method cannot run with them.
+            ValueError: the method cannot run with them; the line begins with the method's name.
         """
         return self
 

@@ -16,7 +16,7 @@ differ where eta changes.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import zeros_like
 
@@ -33,12 +33,11 @@ class State(NamedTuple):
 class Centralized(FedAvg):
     """Centralised SGD with momentum: the data pooled in one client."""
 
-    refuses_optimizer: ClassVar[str] = "its momentum lasts over the rounds: algorithm.beta"
-
     beta: Decay = 0.9
     """Momentum factor."""
 
     def resolve(self, facts: Facts) -> "Centralized":
+        facts.require_plain_sgd("its momentum lasts over the rounds: algorithm.beta")
         if facts.population != 1:
             raise ValueError(
                 f"trains on pooled data, but the data is divided among {facts.population} clients; "

@@ -17,11 +17,11 @@ where the paper divides those of an attention layer further.  Each K_i is the cl
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing
 from hpcfl.types import Decay, NonNegative, Vector
 
 
@@ -47,7 +47,6 @@ class Upload(NamedTuple):
 class FedAdamW(Algorithm):
     """FedAdamW (Liu et al., 2026)."""
 
-    refuses_optimizer: ClassVar[str] = "its local steps are AdamW's"
     not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     alpha: NonNegative = 0.5
@@ -62,6 +61,10 @@ class FedAdamW(Algorithm):
     """What of the second moments is sent: a mean for each tensor of the model, or all."""
     running: bool = False
     """Correct the first moment by the running number of steps too, as the authors' code does."""
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its local steps are AdamW's")
+        return self
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, self._sent(zeros_like(x0)), zeros_like(x0))

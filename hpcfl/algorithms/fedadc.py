@@ -14,11 +14,11 @@ Departures: none.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing, Upload
 from hpcfl.types import Decay, NonNegative, Vector
 
 
@@ -35,14 +35,16 @@ class Local(NamedTuple):
 class FedADC(Algorithm):
     """FedADC (Ozfatura et al., 2021)."""
 
-    refuses_optimizer: ClassVar[str] = "its local steps have the server's momentum, algorithm.beta"
-
     beta: Decay = 0.9
     """Momentum factor of the server."""
     beta_local: NonNegative = 1.0
     """Factor of the momentum in all local steps of a round together."""
     nesterov: bool = False
     """Take the gradient after the step along the momentum."""
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its local steps have the server's momentum, algorithm.beta")
+        return self
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0))

@@ -20,7 +20,7 @@ is in the authors' configuration, not in the algorithm's listing.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hpcfl.algorithms.base import Client, Facts, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
@@ -43,10 +43,6 @@ class Local(NamedTuple):
 class FedHBM(FedAvg):
     """FedHBM (generalised heavy-ball momentum, local form)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its local steps have a momentum of their own, algorithm.beta"
-    )
-
     beta: NonNegative = 1.0
     """Momentum factor."""
     first: Literal["zero", "shared", "random"] = "zero"
@@ -57,6 +53,7 @@ class FedHBM(FedAvg):
     """C; the job's configured participation when absent (1 outside a job)."""
 
     def resolve(self, facts: Facts) -> "FedHBM":
+        facts.require_plain_sgd("its local steps have a momentum of their own, algorithm.beta")
         return replace(self, participation=self.participation or facts.participation)
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:

@@ -18,11 +18,11 @@ weight decay is not multiplied by 1 - alpha nor matrix_lr.  Each K_i is the clie
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing
 from hpcfl.optim.muon import Muon, State
 from hpcfl.types import Decay, Positive, Share, Vector
 
@@ -48,7 +48,6 @@ class Upload(NamedTuple):
 class FedMuon(Algorithm):
     """FedMuon (Liu et al., 2025)."""
 
-    refuses_optimizer: ClassVar[str] = "its local steps are Muon's"
     not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     alpha: Share = 0.5
@@ -63,6 +62,10 @@ class FedMuon(Algorithm):
     @property
     def _muon(self) -> Muon:
         return Muon(beta=self.beta, nesterov=self.nesterov, matrix_lr=self.matrix_lr)
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its local steps are Muon's")
+        return self
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, self.layout.take(zeros_like(x0), self.layout.matrices), zeros_like(x0))

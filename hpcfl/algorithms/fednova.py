@@ -37,12 +37,11 @@ class FedNova(FedProx):
     mu: NonNegative = 0.0
     """Weight of the proximal term (mu / 2) norm(y - x)^2."""
 
-    @property
-    def refuses_optimizer(self) -> str:  # type: ignore[override]  # depends on mu
-        """For the proximal term."""
-        return "its a_i are those of momentum or of a proximal term; set mu: 0" if self.mu else ""
-
     def resolve(self, facts: Facts) -> "FedNova":
+        if self.mu:
+            facts.require_plain_sgd(
+                "its a_i are those of momentum or of a proximal term; set mu: 0"
+            )
         if facts.optimizer != "sgd":
             raise ValueError(
                 f"counts steps of SGD, not of {facts.optimizer}; set local.optimizer=sgd"

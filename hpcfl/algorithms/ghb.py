@@ -16,7 +16,7 @@ rounds count.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Nothing, Upload
 from hpcfl.types import Count, Fraction, NonNegative, Vector
@@ -42,10 +42,6 @@ class Local(NamedTuple):
 class GHB(Algorithm):
     """GHB (generalised heavy-ball momentum, sent by the server)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its local steps have a momentum of their own, algorithm.beta"
-    )
-
     beta: NonNegative = 0.9
     """Momentum factor."""
     tau: Count | None = None
@@ -56,6 +52,7 @@ class GHB(Algorithm):
     """C; the job's configured participation when absent."""
 
     def resolve(self, facts: Facts) -> "GHB":
+        facts.require_plain_sgd("its local steps have a momentum of their own, algorithm.beta")
         participation = self.participation or facts.participation
         if self.tau is None and participation * MAX_DEFAULT_TAU < 1:
             raise ValueError(

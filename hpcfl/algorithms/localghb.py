@@ -18,7 +18,7 @@ is in the authors' configuration, not in the paper.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from hpcfl.algorithms.base import Client, Facts, Message, RandomInit, Upload
 from hpcfl.algorithms.fedavg import FedAvg
@@ -38,10 +38,6 @@ class Local(NamedTuple):
 class LocalGHB(FedAvg):
     """LocalGHB (generalised heavy-ball momentum, anchored at the client)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its local steps have a momentum of their own, algorithm.beta"
-    )
-
     beta: NonNegative = 0.9
     """Momentum factor."""
     nesterov: bool = False
@@ -50,6 +46,7 @@ class LocalGHB(FedAvg):
     """C; the job's configured participation when absent (1 outside a job)."""
 
     def resolve(self, facts: Facts) -> "LocalGHB":
+        facts.require_plain_sgd("its local steps have a momentum of their own, algorithm.beta")
         return replace(self, participation=self.participation or facts.participation)
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:

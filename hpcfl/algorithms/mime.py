@@ -21,11 +21,11 @@ data.  The server's learning rate eta_g is ours (1 there).
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, FullGradientScope, Grad
 from hpcfl.types import Decay, Vector
 
 
@@ -43,14 +43,16 @@ class Message(NamedTuple):
 class MimeFramework(Algorithm):
     """Mime over any base optimiser; the server holds x and the optimiser's statistics."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "the server's optimiser, and any momentum of it, stays fixed while its clients train"
-    )
-
     @property
     def full_gradient(self) -> FullGradientScope:
         """Their mean, which the message has."""
         return "server"
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd(
+            "the server's optimiser, and any momentum of it, stays fixed while its clients train"
+        )
+        return self
 
     @abstractmethod
     def base_direction(self, gradient: Vector, server: Any, client: Client) -> Vector:

@@ -19,11 +19,11 @@ reading.  The server's learning rate eta_g is ours (1 there).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import ones_like, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, FullGradientScope, Grad
 from hpcfl.types import Scalar, Share, Vector
 
 
@@ -43,10 +43,6 @@ class Message(NamedTuple):
 class MimeMVR(Algorithm):
     """Mime (Karimireddy et al., 2021) over momentum-based variance reduction, as we read it."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its clients follow the server's momentum, which stays fixed while they train"
-    )
-
     beta: Share = 0.9
     """Factor of the momentum, the paper's 1 - a."""
 
@@ -57,6 +53,12 @@ class MimeMVR(Algorithm):
 
     def full_gradient_points(self, server: Server) -> tuple[Vector, ...]:
         return server.x, server.previous
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd(
+            "its clients follow the server's momentum, which stays fixed while they train"
+        )
+        return self
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, previous=x0, m=zeros_like(x0), started=x0.new_zeros(()))

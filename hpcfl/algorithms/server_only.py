@@ -23,11 +23,11 @@ server's.  Weight decay is part of G.  A last partial batch weighs as much as a 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from torch import ones_like, where, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing
 from hpcfl.types import Decay, Positive, Vector
 
 
@@ -58,10 +58,6 @@ class Upload(NamedTuple):
 class ServerOnly(Algorithm):
     """The server's optimiser over large-batch gradients (FedSGD)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its clients take no steps, the server does: algorithm.optimizer"
-    )
-
     optimizer: Literal["sgd", "momentum", "adam", "mvr"] = "sgd"
     """The optimiser of the server."""
     beta: Decay = 0.9
@@ -72,6 +68,10 @@ class ServerOnly(Algorithm):
     """Decay of Adam's second moment."""
     tau: Positive = 1e-8
     """Added to sqrt(v) of Adam."""
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its clients take no steps, the server does: algorithm.optimizer")
+        return self
 
     def init_server(self, x0: Vector) -> Server:
         m = zeros_like(x0) if self.optimizer != "sgd" else x0[:0]

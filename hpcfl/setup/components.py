@@ -38,7 +38,13 @@ from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.evaluation.measure import Meter
 from hpcfl.evaluation.run_score import OwnModels, Trained, deciding_scores
-from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
+from hpcfl.job.schema import (
+    Job,
+    LoadedJob,
+    carried_statistics,
+    check_full_blocks,
+    resolve_algorithm,
+)
 from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.devices import Participants, Visits
@@ -516,9 +522,10 @@ class Components:
 
 def with_statistics(job: Job, algorithm: Algorithm, initial: Vector | None) -> Algorithm:
     """The algorithm, with running statistics [Q] as the job has them, if rounds move any."""
-    if initial is None or job.model.statistics == "frozen":
+    carried = carried_statistics(job)
+    if initial is None or carried is None:
         return algorithm
-    return WithStatistics(algorithm, initial, job.model.statistics or algorithm.statistics)
+    return WithStatistics(algorithm, initial, carried)
 
 
 def stored(job: Job, schema: RoundSchema) -> StateSchema:
@@ -567,11 +574,12 @@ def build_components(
         personal, numbers = dataset.personal, split.clients.tolist()
         dataset = replace(dataset, personal=lambda client: personal(numbers[client]))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
-    layout = layout_of(model)
-    loaded = resolve_algorithm(loaded, len(split.rows), dataset.classes, layout)
+    layout, moved = layout_of(model), bool(statistics_of(model))
+    carried = carried_statistics(job) if moved else None
+    loaded = resolve_algorithm(loaded, len(split.rows), dataset.classes, layout, carried)
     algorithm, name = loaded.job.algorithm, loaded.tree["algorithm"]["name"]
     model, x0 = model.to(device), x0.to(device)
-    statistics = RunningStatistics(model) if statistics_of(model) else None
+    statistics = RunningStatistics(model) if moved else None
     carrying = with_statistics(
         loaded.job, algorithm, None if statistics is None else statistics.initial
     )

@@ -129,8 +129,8 @@ def test_wrong_keys_are_one_line(tmp_path):
     with pytest.raises(JobError, match=r"local.*momentum: found 0\.9, which is of optimizer sgd"):
         made = job(tmp_path, "adam")
         load({**made, "local": {**made["local"], "momentum": 0.9}})
-    with pytest.raises(JobError, match=r"local\.optimizer: found adam, but scaffold takes plain"):
-        load({**job(tmp_path, "adam"), "algorithm": {"name": "scaffold"}})
+    with pytest.raises(JobError, match=r"scaffold takes plain SGD alone \(.*, found adam; set"):
+        parts(tmp_path, {**job(tmp_path, "adam"), "algorithm": {"name": "scaffold"}})
 
 
 @pytest.mark.parametrize(
