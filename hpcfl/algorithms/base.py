@@ -136,8 +136,8 @@ class Client(NamedTuple):
     steps: Scalar  # K, local steps of this round
     lr: Scalar  # eta, local learning rate of this round
     examples: Scalar  # n, its number of training examples
-    full_grad: Vector  # [P], of its mean loss over all examples at x; [0] unless full_gradient
-    label_counts: Vector  # [classes], its examples of each class; [0] unless needs_label_counts
+    full_grad: Any = None  # [P], of its mean loss over all examples at x, with full_gradient
+    label_counts: Any = None  # [classes], its examples of each class, with needs_label_counts
     draws: Mapping[str, Vector] = {}  # [P] each, those of client_draws; empty but in finish
 
 

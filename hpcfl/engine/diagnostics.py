@@ -153,7 +153,7 @@ class Observer:
         Gradients that the algorithm uses are not computed again; others do not count as traffic.
         """
         gradients = [task.client.full_grad for task in tasks]
-        if not all(gradient.numel() for gradient in gradients):
+        if any(gradient is None for gradient in gradients):
             gradients = [own for (own,) in self._executor.full_gradients((point,), tasks)]
         if cohort.grads:
             return gradients, cohort.grads[0]

@@ -210,8 +210,8 @@ def _dry_round(
     cohort = Cohort(round=0, size=1, population=1, lr=1.0, grads=grads)
     message = call(algorithm, "broadcast", server, cohort)
     state = first_state(algorithm, first, lambda: first, full)
-    counts = made_up_counts(algorithm, x0)
-    client = Client(number, number, number, number, number, full, counts)
+    own = full if full_points else None
+    client = Client(number, number, number, number, number, own, made_up_counts(algorithm, x0))
     points: list[Tensor] = []
 
     def gradient(y: Vector) -> Vector:
@@ -219,7 +219,7 @@ def _dry_round(
         return y.clone()
 
     grad = TrialGrad(gradient, algorithm)
-    member = Member(state, client, grad, full)
+    member = Member(state, client, grad)
     upload, after, y = call_client_hooks(algorithm, descent, message, member)
     call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)

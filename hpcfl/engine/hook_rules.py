@@ -73,8 +73,6 @@ class Member(NamedTuple):
     state: Any
     client: Client
     grad: Grad
-    initial_grad: Vector
-    """The client's full gradient at the initial model; [0] unless there is a warm start."""
 
 
 def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
@@ -86,9 +84,11 @@ def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
     return algorithm.with_facts(facts._replace(layout=descent.layout, classes=classes))
 
 
-def made_up_counts(algorithm: Algorithm, x0: Vector) -> Vector:
-    """The label counts of a client of a trial: one example of each class."""
-    return x0.new_ones((algorithm.facts.classes or CLASSES) * algorithm.needs_label_counts)
+def made_up_counts(algorithm: Algorithm, x0: Vector) -> Vector | None:
+    """The label counts of a client of a trial: one example of each class; None if not needed."""
+    if not algorithm.needs_label_counts:
+        return None
+    return x0.new_ones(algorithm.facts.classes or CLASSES)
 
 
 class TrialGrad:
@@ -177,7 +177,7 @@ def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
     return BrokenRuleError(f"{cls.__name__}.{hook} {rule}", defined(getattr(cls, hook)))
 
 
-def first_server(algorithm: Algorithm, x0: Vector, mean: Vector) -> Any:
+def first_server(algorithm: Algorithm, x0: Vector, mean: Vector | None) -> Any:
     """The server before round 0; ``mean`` is that of all full gradients at ``x0``.
 
     Raises:
@@ -186,7 +186,9 @@ def first_server(algorithm: Algorithm, x0: Vector, mean: Vector) -> Any:
     return _first(algorithm, "init_server", "a server", (x0,), mean)
 
 
-def first_state(algorithm: Algorithm, x0: Vector, random_init: RandomInit, grad: Vector) -> Any:
+def first_state(
+    algorithm: Algorithm, x0: Vector, random_init: RandomInit, grad: Vector | None
+) -> Any:
     """The state of a client before round 0; ``grad`` is its full gradient at ``x0``.
 
     Raises:
@@ -195,7 +197,9 @@ def first_state(algorithm: Algorithm, x0: Vector, random_init: RandomInit, grad:
     return _first(algorithm, "init_client", "a state", (x0, random_init), grad)
 
 
-def _first(algorithm: Algorithm, hook: str, what: str, args: Sequence[Any], grad: Vector) -> Any:
+def _first(
+    algorithm: Algorithm, hook: str, what: str, args: Sequence[Any], grad: Vector | None
+) -> Any:
     """What a hook returns before round 0: with the gradient, if there is a warm start."""
     first = call(algorithm, hook, *args)
     if not algorithm.warm_start:
@@ -341,7 +345,7 @@ def call_client_hooks(
     if "x" not in getattr(message, "_fields", ()):
         kind = type(message).__name__
         raise broken(algorithm, "broadcast", f"returns a {kind}; expected a NamedTuple with x")
-    checked, (state, client, grad, _) = CheckedAlgorithm(algorithm, message.x), member
+    checked, (state, client, grad) = CheckedAlgorithm(algorithm, message.x), member
     local = checked.begin(message, state, client)
     y = checked.first_point(message, state, client).clone()
     step = local_step(checked, descent, y, local, descent.init(y), grad, client)
@@ -369,6 +373,7 @@ def require_repeatable(
     algorithm: Algorithm,
     descent: Descent,
     x0: Vector,
+    mean: Vector | None,
     members: Sequence[Callable[[], Member]],
     cohort: Cohort,
 ) -> None:
@@ -378,6 +383,7 @@ def require_repeatable(
         algorithm: whose hooks are called.
         descent: of the local steps.
         x0: the initial model.
+        mean: of all full gradients there; None without a warm start.
         members: each makes the inputs of a client, with the same values at every call.
         cohort: the round's.
 
@@ -386,8 +392,6 @@ def require_repeatable(
             client than for the other, or breaks another rule.
         Exception: whatever else a faulty hook raises.
     """
-    gradients = [made().initial_grad for made in members]
-    mean = torch.stack(gradients).mean(0)
     server = first_server(algorithm, x0, mean)
     _require_same(algorithm, "init_server", server, first_server(algorithm, x0, mean))
     points = full_gradient_points(algorithm, server)
@@ -433,16 +437,15 @@ def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> N
             number,
             0.1 * number,
             number,
-            noise,
+            noise if points else None,
             made_up_counts(algorithm, x0),
         )
-        grad = TrialGrad(lambda y: y + noise, algorithm)
-        return Member(state, client, grad, noise)
+        return Member(state, client, TrialGrad(lambda y: y + noise, algorithm))
 
-    members = [lambda own=own: made(own) for own in noise]
-    points = full_gradient_points(algorithm, first_server(algorithm, x0, noise[0]))
-    grads = known_to_server(algorithm, [point + noise[0] for point in points])
-    require_repeatable(algorithm, descent, x0, members, Cohort(0, 2, 4, 0.1, grads))
+    members, mean = [lambda own=own: made(own) for own in noise], torch.stack(noise).mean(0)
+    points = full_gradient_points(algorithm, first_server(algorithm, x0, mean))
+    grads = known_to_server(algorithm, [point + mean for point in points])
+    require_repeatable(algorithm, descent, x0, mean, members, Cohort(0, 2, 4, 0.1, grads))
 
 
 def require_form(

@@ -5,7 +5,7 @@ the dry round and the checks before round 1 all take.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -172,6 +172,14 @@ def number(value: float) -> Tensor:
     Never of integers: a Python float to the power of such a tensor is float32.
     """
     return torch.tensor(value, dtype=torch.float64)
+
+
+ClientTensors = Mapping[str, Any]
+
+
+def tensors_of(client: Client) -> ClientTensors:
+    """What a client has, by field: ``vmap`` and graphs take tensors, and no None."""
+    return {field: value for field, value in client._asdict().items() if value is not None}
 
 
 class ClientTask(NamedTuple):

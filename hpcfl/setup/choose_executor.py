@@ -173,9 +173,9 @@ def train_once(
     """Train clients from the initial model and their first states, with full gradients of zero."""
     algorithm, x0 = components.algorithm, components.x0
     states = [components.first_state(task.client_id) for task in tasks]
-    zero = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
-    grads = known_to_server(algorithm, [zero] * components.schema.points)
-    cohort = Cohort(0, len(tasks), len(components.rows), 1.0, grads)
+    zeros = [torch.zeros_like(x0)] * components.schema.points
+    cohort = Cohort(0, len(tasks), len(components.rows), 1.0, known_to_server(algorithm, zeros))
     message = algorithm.broadcast(algorithm.init_server(x0), cohort)
-    known = [task._replace(client=task.client._replace(full_grad=zero)) for task in tasks]
-    return executor.train(message, known, states)
+    if zeros:
+        tasks = [task._replace(client=task.client._replace(full_grad=zeros[0])) for task in tasks]
+    return executor.train(message, tasks, states)

@@ -126,7 +126,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 torch.tensor(float(steps), dtype=torch.float64),
                 torch.tensor(0.1, dtype=torch.float64),
                 torch.tensor(5.0, dtype=torch.float64),
-                full_grad=message.x - centre,
+                full_grad=None if algorithm.full_gradient == "none" else message.x - centre,
                 label_counts=made_up_counts(algorithm, x0),
             )
             state = states.get(i)

@@ -134,6 +134,19 @@ def test_every_point_costs_a_vector_up_and_all_but_the_first_one_down():
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hopes(FedAvg):
+    """Sends full gradients that it did not ask for."""
+
+    def finish(self, y, local, message, state, client):
+        return Upload(client.full_grad - y), state
+
+
+def test_a_full_gradient_that_was_not_asked_for_is_none():
+    with pytest.raises(TypeError, match="NoneType"):
+        dry_round(Hopes(), P, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Elsewhere(Asks):
     """Its first point is not the model that clients receive."""
 

@@ -21,7 +21,7 @@ from hpcfl.local.block import Block
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import Gradient
+from hpcfl.local.step import Gradient, tensors_of
 from hpcfl.models import MODELS
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import layout_of
@@ -106,7 +106,7 @@ def count_step(name, case):
     algorithm, first = sequential.algorithm, (case.clients, case.batch)
     with torch.device("meta"):
         numbers = [torch.empty(case.clients, dtype=torch.float64) for _ in range(5)]
-        client = Client(*numbers, *[torch.empty(case.clients, 0) for _ in range(2)])
+        client = tensors_of(Client(*numbers))
         y = torch.empty(case.clients, layout.total)
         message = algorithm.broadcast(algorithm.init_server(torch.empty(layout.total)), COHORT)
         text = name.endswith("lstm")
@@ -117,7 +117,7 @@ def count_step(name, case):
         batches = Batches(inputs, labels, torch.empty(first), seeds)
         active = torch.empty(case.clients, dtype=torch.bool)
         step = Step(batches, active, torch.empty((), dtype=torch.float64))
-    local = vmap(lambda client: algorithm.begin(message, (), client))(client)
+    local = vmap(lambda tensors: algorithm.begin(message, (), Client(**tensors)))(client)
     carry = (y, local, sequential.descent.init(y))
     with Count() as count:
         steps[0](carry, client, step)

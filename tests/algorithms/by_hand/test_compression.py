@@ -18,7 +18,7 @@ def vector(*values):
 
 def sent(algorithm, delta, state=None, **draws):
     """The fields of the upload of a client that moved by -delta; its state after."""
-    client = Client(*[vector()] * 7, draws={name: vector(*v) for name, v in draws.items()})
+    client = Client(*[vector()] * 5, draws={name: vector(*v) for name, v in draws.items()})
     x, state = vector(*[7.0] * len(delta)), state or Nothing()
     (upload,), after = algorithm.finish(x - vector(*delta), None, Message(x), state, client)
     return upload.tolist(), after
