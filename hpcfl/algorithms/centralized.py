@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Facts, Grad, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Facts, Grad, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Decay, Vector
 

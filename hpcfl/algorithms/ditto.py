@@ -19,7 +19,8 @@ ours (1 there).
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from hpcfl.algorithms.base import Client, Facts, Grad, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Facts, Grad, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Vector
 

@@ -18,7 +18,8 @@ Departures: all clients weigh the same; one clip for the whole vector.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hpcfl.algorithms.base import Client, Cohort, Draws, Facts, Message, Nothing, Server, Upload
+from hpcfl.algorithms.base import Message, Nothing, Server, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Draws, Facts
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Part, Positive, Vector
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Message, Upload
+from hpcfl.algorithms.base import Algorithm, Message, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Grad
 from hpcfl.algorithms.fedavgm import Server
 from hpcfl.types import Decay, NonNegative, Vector
 

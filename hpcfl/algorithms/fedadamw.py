@@ -21,7 +21,8 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.types import Decay, NonNegative, Vector
 
 

@@ -21,7 +21,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hpcfl.algorithms.base import Facts
+from hpcfl.algorithms.facts import Facts
 from hpcfl.algorithms.fedper import Personal
 from hpcfl.layout import Layout
 

@@ -21,7 +21,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.types import Fraction, Vector
 
 

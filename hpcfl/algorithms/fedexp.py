@@ -19,7 +19,8 @@ code evaluates as ``average: 2`` does, but x alone after the first round.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Message, Nothing
+from hpcfl.algorithms.base import Algorithm, Message, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.types import Positive, Scalar, Vector
 
 

@@ -22,7 +22,8 @@ is in the authors' configuration, not in the algorithm's listing.
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from hpcfl.algorithms.base import Client, Facts, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Facts, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, NonNegative, Scalar, Vector
 

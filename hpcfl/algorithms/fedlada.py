@@ -22,7 +22,8 @@ from typing import ClassVar, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.algorithms.fedadamw import Local, Server, Upload
 from hpcfl.types import Decay, NonNegative, Share, Vector
 

@@ -20,7 +20,8 @@ norms; here norms are over all parameters.  Where the model has not moved, e is 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing, RandomInit, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Grad, RandomInit
 from hpcfl.algorithms.fedsam import ascent
 from hpcfl.algorithms.localghb import State
 from hpcfl.types import NonNegative, Vector

@@ -17,7 +17,7 @@ Departures: FedLESAM's and SCAFFOLD's; ``option`` 1 and ``first`` are SCAFFOLD's
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hpcfl.algorithms.base import Client, Grad, RandomInit
+from hpcfl.algorithms.facts import Client, Grad, RandomInit
 from hpcfl.algorithms.fedlesam import estimated_ascent
 from hpcfl.algorithms.scaffold import Scaffold, Server, Upload
 from hpcfl.types import NonNegative, Scalar, Vector

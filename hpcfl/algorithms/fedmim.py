@@ -25,7 +25,8 @@ from itertools import pairwise
 from math import fsum
 from typing import NamedTuple, Self
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.types import NonNegative, Vector
 
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Cohort, Facts, Grad, RandomInit
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad, RandomInit
 from hpcfl.algorithms.fedswa import FedSWA
 from hpcfl.algorithms.scaffold import Local, State
 from hpcfl.types import Fraction, Vector

@@ -22,7 +22,8 @@ from typing import ClassVar, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.optim.muon import Muon, State
 from hpcfl.types import Decay, Positive, Share, Vector
 

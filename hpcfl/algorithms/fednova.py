@@ -20,7 +20,8 @@ is part of x - y, and not of a_i.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hpcfl.algorithms.base import Client, Cohort, Facts, Message, Nothing, Server
+from hpcfl.algorithms.base import Message, Nothing, Server
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.types import NonNegative, Scalar, Vector
 

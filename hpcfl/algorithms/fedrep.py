@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from torch import Tensor, ones_like, zeros_like
 
-from hpcfl.algorithms.base import Client, Facts, Message
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client, Facts
 from hpcfl.algorithms.fedper import FedPer, State
 from hpcfl.types import Share, Vector
 

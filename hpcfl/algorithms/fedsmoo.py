@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Cohort, Grad, RandomInit
+from hpcfl.algorithms.facts import Client, Cohort, Grad, RandomInit
 from hpcfl.algorithms.feddyn import FedDyn
 from hpcfl.algorithms.fedsam import ascent
 from hpcfl.types import NonNegative, Vector

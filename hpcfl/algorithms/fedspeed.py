@@ -25,7 +25,8 @@ from typing import ClassVar, Literal
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Message, RandomInit
+from hpcfl.algorithms.base import Algorithm, Message
+from hpcfl.algorithms.facts import Client, Cohort, Grad, RandomInit
 from hpcfl.algorithms.feddyn import Local, Server, State, Upload
 from hpcfl.algorithms.fedsam import ascent
 from hpcfl.types import NonNegative, Positive, Share, Vector

@@ -18,7 +18,8 @@ rounds count.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.types import Count, Fraction, NonNegative, Vector
 
 MAX_DEFAULT_TAU = 100_000  # the server keeps tau models

@@ -20,7 +20,8 @@ is in the authors' configuration, not in the paper.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hpcfl.algorithms.base import Client, Facts, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Facts, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, NonNegative, Scalar, Vector
 

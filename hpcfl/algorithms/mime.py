@@ -25,7 +25,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, FullGradientScope, Grad
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, FullGradientScope, Grad
 from hpcfl.types import Decay, Vector
 
 

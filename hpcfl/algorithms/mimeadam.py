@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from torch import full_like, zeros_like
 
-from hpcfl.algorithms.base import Client, Cohort
+from hpcfl.algorithms.facts import Client, Cohort
 from hpcfl.algorithms.mime import MimeFramework
 from hpcfl.types import Decay, NonNegative, Positive, Vector
 

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Self
 
 from torch import ones_like, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, FullGradientScope, Grad
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, FullGradientScope, Grad
 from hpcfl.types import Scalar, Share, Vector
 
 

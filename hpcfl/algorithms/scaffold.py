@@ -23,15 +23,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import (
-    Algorithm,
-    Client,
-    Cohort,
-    Facts,
-    FullGradientScope,
-    Grad,
-    RandomInit,
-)
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, FullGradientScope, Grad, RandomInit
 from hpcfl.types import Vector
 
 

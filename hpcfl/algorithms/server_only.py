@@ -27,7 +27,8 @@ from typing import Literal, NamedTuple, Self
 
 from torch import ones_like, where, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.types import Decay, Positive, Vector
 
 

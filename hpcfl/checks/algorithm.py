@@ -6,7 +6,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Cohort, Forward, LossTerms
+from hpcfl.algorithms.facts import Cohort, Forward, LossTerms
 from hpcfl.checks.model import gradient_at
 from hpcfl.checks.trial import Trial
 from hpcfl.engine.dry_round import nbytes

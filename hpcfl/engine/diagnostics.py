@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from hpcfl.algorithms.base import Cohort
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction

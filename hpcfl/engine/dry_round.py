@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort
 from hpcfl.engine.hook_rules import (
     Member,
     TrialGrad,

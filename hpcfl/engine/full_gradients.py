@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.algorithms.base import Cohort
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.engine.dry_round import FullGradient, nbytes
 from hpcfl.engine.requests import RoundRequests
 from hpcfl.engine.run import Run

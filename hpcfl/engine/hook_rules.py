@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import (
-    Algorithm,
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import (
     Client,
     Cohort,
     Facts,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hpcfl.algorithms.base import Cohort
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.cohort.assignment import NOBODY, Assignment
 from hpcfl.cohort.participation import Participation
 from hpcfl.engine.choice import choose

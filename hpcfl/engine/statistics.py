@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, RandomInit
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad, RandomInit
 from hpcfl.errors import BrokenRuleError
 from hpcfl.types import Scalar, Vector
 

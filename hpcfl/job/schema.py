@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from hpcfl.algorithms.base import Algorithm, Facts
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.dpfedavg import DPFedAvg
+from hpcfl.algorithms.facts import Facts
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from hpcfl.algorithms.base import Client, Forward, LossTerms
+from hpcfl.algorithms.facts import Client, Forward, LossTerms
 from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.draws import drawn

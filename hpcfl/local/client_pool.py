@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.facts import Client
 from hpcfl.cohort.participation import OF_JOB
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.facts import Client
 from hpcfl.local.block import Carry, PaddedGradient, with_received
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.cuda_graph import capture

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Client, Forward, Grad, LossTerms
+from hpcfl.algorithms.facts import Client, Forward, Grad, LossTerms
 from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import BrokenRuleError
 from hpcfl.layout import Layout

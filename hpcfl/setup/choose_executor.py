@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from hpcfl.algorithms.base import Cohort
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.comm.base import Comm
 from hpcfl.engine.hook_rules import known_to_server
 from hpcfl.errors import ClientError, JobError

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Algorithm, Message, RandomInit
+from hpcfl.algorithms.base import Algorithm, Message
+from hpcfl.algorithms.facts import RandomInit
 from hpcfl.cohort.assignment import Balance, in_groups
 from hpcfl.cohort.participation import Participation
 from hpcfl.cohort.sampling import PowerOfChoice

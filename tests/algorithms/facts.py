@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hpcfl.algorithms.base import Cohort, Facts
+from hpcfl.algorithms.facts import Cohort, Facts
 from hpcfl.layout import stand_in
 
 COHORT = Cohort(round=0, size=2, population=4, lr=0.1, grads=())  # of no round in particular

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import hpcfl.algorithms
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.algorithms.base import Client, Cohort
+from hpcfl.algorithms.facts import Client, Cohort
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.hook_rules import TrialGrad, made_up_counts
 from hpcfl.job.schema import REGISTRIES
@@ -26,7 +26,7 @@ from tests.algorithms.trace import trace
 from tests.long_form import long_form
 
 FILES = sorted(Path(hpcfl.algorithms.__file__).parent.glob("*.py"))
-METHODS = [path for path in FILES if path.stem not in ("__init__", "base", "layout")]
+METHODS = [path for path in FILES if path.stem not in ("__init__", "base", "facts")]
 MACHINE = {"rank", "ranks", "device", "devices", "row", "rows", "path", "paths", "cuda", "mpi"}
 LOWER = ("hpcfl.algorithms", "hpcfl.layout", "hpcfl.optim", "hpcfl.types")  # modules
 P = 7

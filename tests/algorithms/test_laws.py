@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.algorithms.base import Client, Message
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedswa import FedSWA
 from hpcfl.algorithms.qsgd import QSGD
 from hpcfl.algorithms.randk import RandK

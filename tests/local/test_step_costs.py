@@ -15,7 +15,7 @@ from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.local.block import Block
 from hpcfl.local.block_gradients import Batches, BlockGradients

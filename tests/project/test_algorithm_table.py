@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.algorithms.base import Facts
+from hpcfl.algorithms.facts import Facts
 from hpcfl.engine.dry_round import dry_round, traffic
 
 P = 1000

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from hpcfl.algorithms.base import Client, Cohort, Facts, Message, Nothing, Server, Upload
+from hpcfl.algorithms.base import Message, Nothing, Server, Upload
 from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.algorithms.ef21 import EF21
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.algorithms.qsgd import QSGD
 from hpcfl.algorithms.randk import RandK
 from hpcfl.algorithms.topk import TopK
