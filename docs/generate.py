@@ -79,10 +79,6 @@ def algorithms() -> Iterator[str]:
         yield inspect.cleandoc(inspect.getmodule(cls).__doc__) + "\n```\n"
         yield f"Sent down {down}, sent up {up}, kept per client {kept}, kept by the server"
         yield f"{server}, in vectors of the model's size.\n"
-        if refused := algorithm.refuses_optimizer:
-            yield f"No `local.momentum` and no other `local.optimizer` than sgd: {refused}.\n"
-        for carried, refused in algorithm.refuses_statistics.items():
-            yield f"No `model.statistics: {carried}`: {refused}.\n"
         own = settings(cls, Algorithm)
         if own:
             yield HEADER

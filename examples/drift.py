@@ -39,10 +39,10 @@ class Recorded:
         POINTS.append([])
         return super().begin(message, state, client)
 
-    def start_point(self, y: torch.Tensor, local: Any, client: Any) -> torch.Tensor:
+    def points(self, y: torch.Tensor, local: Any, client: Any) -> Any:
         """Keep y before a step."""
         self._keep(y)
-        return super().start_point(y, local, client)
+        return super().points(y, local, client)
 
     def finish(self, y: torch.Tensor, local: Any, message: Any, state: Any, client: Any) -> Any:
         """Keep y after the last step."""

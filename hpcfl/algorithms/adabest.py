@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from torch import int64, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Algorithm, Message, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Grad, RandomInit
 from hpcfl.types import NonNegative, Scalar, Share, Vector
 
 

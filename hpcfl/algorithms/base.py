@@ -2,19 +2,16 @@
 
 One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
 
-    algorithm <- resolve(facts)                                        # once
-    server <- init_server(x0)                                          # once
-    if warm_start: state_i <- warm_start_client(state_i, grad f_i(x0)) of every client i, and
-                   server  <- warm_start_server(server, mean of all grad f_i(x0))
+    algorithm <- resolve(facts)                                        # or it refuses the job
+    server <- init_server(x0);  state_i <- init_client(x0, ...) of every client i
+    if warm_start: the same with grad f_i(x0) of every client i, and their mean for the server
     for t = 0, 1, ...:
-        server  <- prepare(server, cohort)     # default server; after the full gradients, if any
-        message <- broadcast(server)
+        message <- broadcast(server, cohort)   # after the full gradients, if any
         for each client i of the cohort, at once or in turn:
             local <- begin(message, state_i, client_i)
             y     <- first_point(message, state_i, client_i)           # default message.x
             for client_i.step = 0, 1, ... client_i.steps - 1:
-                start    <- start_point(y, local, client_i)            # default y
-                point    <- gradient_point(y, start, local, client_i)  # default y
+                start, point <- points(y, local, client_i)             # default y, y
                 d, local <- direction(point, local, grad, client_i)    # default grad(point), local
                 along, o <- the job's optimiser(d, point, o)           # hpcfl/optim; o is fresh
                             # sgd: d + weight_decay point, with local.momentum a velocity of it
@@ -41,99 +38,25 @@ algorithm declares them.  States that keep ``message.x`` itself share one stored
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from hpcfl.algorithms.facts import (
+    Client,
+    Cohort,
+    Draws,
+    Facts,
+    FullGradientScope,
+    Grad,
+    RandomInit,
+)
 from hpcfl.layout import Layout
 from hpcfl.types import Positive, Scalar, Section, Vector
-
-
-class Forward(NamedTuple):
-    """What the model makes of a step's batch of B examples; in float32 or wider."""
-
-    outputs: Tensor  # [B, ...], logits where the labels are classes
-    labels: Tensor  # [B], or [B, T] of texts, or targets [B, targets]
-    label_mask: Tensor  # of the outputs' shape, True at the label; [0] without classes
-    losses: Tensor  # [B] or [B, T], the terms of the job's loss
-    features: Tensor  # [B, F], the input of the last dense layer; [0] without one
-    present: (
-        Tensor  # [B], 1 for an example and 0 for padding, which a sum over the batch leaves out
-    )
-
-
-LossTerms = Callable[[Forward], Tensor]  # the terms of a loss, in the shape of ``losses``
-
-
-class Grad(Protocol):
-    """The gradient of the step's mean batch loss; of one step all calls share the batch."""
-
-    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
-        """The gradient at ``point`` [P], of the job's loss or of the mean of these terms.
-
-        The mean is over the batch's real examples (or labels), as that of the job's loss; the
-        terms may depend on what ``forward`` gave before, which has no gradient.
-        """
-        ...
-
-    def forward(self, point: Vector) -> Forward:
-        """What the model makes of the batch at ``point``, in training mode, without gradient.
-
-        To be called before the gradient, never inside the function of its terms.
-        """
-        ...
-
-
-Draws = Mapping[str, Literal["uniform", "normal"]]
-"""Names of random vectors [P]: independent entries, uniform on [0, 1) or standard normal."""
-RandomInit = Callable[[], Vector]  # makes a random initial model, of one client alone
-FullGradientScope = Literal["none", "client", "cohort", "server"]
-
-
-class Facts(NamedTuple):
-    """What a method may know of the job beyond its own keys."""
-
-    participation: float = 1.0  # C, the share of the clients that a round expects
-    population: int = 1  # N
-    weights: str = "examples"  # of the clients in the mean: "examples" or "uniform"
-    weight_decay: float = 0.0  # lambda, of the local steps
-    optimizer: str = "sgd"  # of the local steps
-    momentum: float = 0.0  # mu, of sgd
-    nesterov: bool = False  # whether that momentum is Nesterov's
-    classes: int | None = None  # of the labels; None where there are none
-    loss: str = "data"  # the kind of the job's loss; that of its data
-    # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.
-    layout: Layout | Callable[[], Layout] | None = None
-    cohort: str = "uniform"  # the kind of the cohorts
-
-
-class Client(NamedTuple):
-    """A client in one round; numbers are 0-d tensors of float64, in a job of float32 too."""
-
-    round: Scalar  # t, counted from zero
-    step: Scalar  # k, the local step, counted from zero; 0 in begin and finish
-    steps: Scalar  # K, local steps of this round
-    lr: Scalar  # eta, local learning rate of this round
-    examples: Scalar  # n, its number of training examples
-    full_grad: Vector  # [P], of its mean loss over all examples at x; [0] unless full_gradient
-    cohort_grad: Vector  # [P], plain mean of full_grad; [0] unless full_gradient is "cohort"
-    label_counts: Vector  # [classes], its examples of each class; [0] unless needs_label_counts
-    draws: Mapping[str, Vector] = {}  # [P] each, those of client_draws; empty but in finish
-
-
-class Cohort(NamedTuple):
-    """The clients of one round together."""
-
-    round: int  # t, counted from zero
-    size: int  # |S|, as drawn
-    population: int  # N
-    lr: float  # eta, local learning rate of this round
-    grads: tuple[Vector, ...]  # the clients' plain mean at each full_gradient_point; or none
-    draws: Mapping[str, Vector] = {}  # [P] each, those of server_draws; empty but in update
 
 
 class Server(NamedTuple):
@@ -166,15 +89,8 @@ class Algorithm(Section, ABC):
     """Fields of the upload with a plain mean, 1/|S| sum, whatever the job's weights are."""
     not_transmitted: ClassVar[frozenset[str]] = frozenset()
     """Fields of the upload that the server could compute itself: see ``up_bytes``."""
-    traffic_note: ClassVar[str] = ""
-    """The paper's count of the traffic, where it differs: shown by ``hpcfl plan``."""
-    refuses_optimizer: ClassVar[str] = ""
-    """Why the method allows plain SGD alone, without momentum: shown to the user; or empty."""
     statistics: ClassVar[Literal["mean", "local"]] = "mean"
     """What becomes of running statistics where the job does not say it (``model.statistics``)."""
-    refuses_statistics: ClassVar[Mapping[str, str]] = {}
-    """Why the method does not allow "mean" or "local" statistics: shown to the user."""
-
     needs_label_counts: ClassVar[bool] = False
     """Whether hooks use ``client.label_counts``."""
     needs_features: ClassVar[bool] = False
@@ -203,14 +119,17 @@ class Algorithm(Section, ABC):
         """The full-batch gradients, of the loss alone, of a round's clients before local training.
 
         "client": for itself alone, in ``client.full_grad``; "server": their plain means go to the
-        server too, in ``cohort.grads``, before the broadcast (a vector more up for each point);
-        "cohort": the mean at x goes to the clients too, in ``client.cohort_grad`` (one more down).
+        server too, in ``cohort.grads``, before the broadcast (a vector more up for each point).
         """
         return "none"
 
     @property
     def warm_start(self) -> bool:
-        """Whether all clients take their full gradients at x0 before round 0 (one down, one up)."""
+        """Whether all clients take their full gradients at x0 before round 0 (one down, one up).
+
+        ``init_client`` and ``init_server`` then take ``grad=None`` too: the client's, and the plain
+        mean of all; None in a trial without these gradients.
+        """
         return False
 
     def resolve(self, facts: Facts) -> "Algorithm":
@@ -219,7 +138,7 @@ class Algorithm(Section, ABC):
         Called when the job is read, where ``facts.layout`` is None, and once its model is there.
 
         Raises:
-            ValueError: the method cannot run with them.
+            ValueError: the method cannot run with them; the line begins with the method's name.
         """
         return self
 
@@ -245,23 +164,11 @@ class Algorithm(Section, ABC):
         """The state of a client before its first round; ``x0`` is the initial model."""
         return Nothing()
 
-    def warm_start_client(self, state: Any, gradient: Vector) -> Any:
-        """The first state of a client, by its full gradient at the initial model."""
-        return state
-
-    def warm_start_server(self, server: Any, mean: Vector) -> Any:
-        """The server before round 0, by the plain mean of all clients' full gradients."""
-        return server
-
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
         """The points of the full gradients: the message's x, then others (one more down each)."""
-        return (self.broadcast(server).x,)
+        return (server.x,)
 
-    def prepare(self, server: Any, cohort: Cohort) -> Any:
-        """The server before the broadcast of a round."""
-        return server
-
-    def broadcast(self, server: Any) -> Any:
+    def broadcast(self, server: Any, cohort: Cohort) -> Any:
         """The message to every client of the cohort."""
         return Message(server.x)
 
@@ -274,13 +181,9 @@ class Algorithm(Section, ABC):
         x: Vector = message.x
         return x
 
-    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        """The point from which the step starts."""
-        return y
-
-    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        """The point at which the step takes its gradient and its weight decay."""
-        return y
+    def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
+        """Where the step starts, and where it takes its gradient and its weight decay."""
+        return y, y
 
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client

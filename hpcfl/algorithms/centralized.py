@@ -16,11 +16,12 @@ differ where eta changes.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Facts, Grad, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Facts, Grad, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Decay, Vector
 
@@ -33,12 +34,11 @@ class State(NamedTuple):
 class Centralized(FedAvg):
     """Centralised SGD with momentum: the data pooled in one client."""
 
-    refuses_optimizer: ClassVar[str] = "its momentum lasts over the rounds: algorithm.beta"
-
     beta: Decay = 0.9
     """Momentum factor."""
 
     def resolve(self, facts: Facts) -> "Centralized":
+        facts.require_plain_sgd("its momentum lasts over the rounds: algorithm.beta")
         if facts.population != 1:
             raise ValueError(
                 f"trains on pooled data, but the data is divided among {facts.population} clients; "

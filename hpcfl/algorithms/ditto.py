@@ -16,11 +16,11 @@ Departures: v_i takes as many steps as y, on its batches; lam is the same for al
 ours (1 there).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Self
 
-from hpcfl.algorithms.base import Client, Grad, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Facts, Grad, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Vector
 
@@ -38,13 +38,17 @@ class Local(NamedTuple):
 class Ditto(FedAvg):
     """Ditto (Li et al., 2021)."""
 
-    refuses_optimizer: ClassVar[str] = "the clients' own models take plain steps"
-    refuses_statistics: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("mean", "local"), "a client has two models, and one set of statistics"
-    )
-
     lam: NonNegative = 1.0
     """How strongly a client's own model is drawn to the global one."""
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("the clients' own models take plain steps")
+        if facts.statistics:
+            raise ValueError(
+                "has two models of a client, and one set of running statistics; set "
+                "model.statistics=frozen"
+            )
+        return self
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(x0)

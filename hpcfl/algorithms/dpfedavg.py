@@ -15,11 +15,11 @@ McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Langua
 Departures: all clients weigh the same; one clip for the whole vector.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hpcfl.algorithms.base import Client, Cohort, Draws, Facts, Message, Nothing, Server, Upload
+from hpcfl.algorithms.base import Message, Nothing, Server, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Draws, Facts
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Part, Positive, Vector
 
@@ -30,7 +30,6 @@ class DPFedAvg(FedAvg):
 
     server_draws: ClassVar[Draws] = {"noise": "normal"}
     updates_without_clients: ClassVar[bool] = True
-    refuses_statistics: ClassVar[Mapping[str, str]] = {"mean": "it would send them without noise"}
 
     clip: Positive
     """The largest norm of a client's movement; longer ones are scaled down to it."""
@@ -46,6 +45,10 @@ class DPFedAvg(FedAvg):
             raise ValueError(
                 f"has no bound for cohorts of {facts.cohort}, in which a client may count twice or "
                 "is chosen by its data; take uniform or bernoulli"
+            )
+        if facts.statistics == "mean":
+            raise ValueError(
+                "would send running statistics without noise; set model.statistics=local, or frozen"
             )
         return self
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Message, Upload
+from hpcfl.algorithms.base import Algorithm, Message, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Grad
 from hpcfl.algorithms.fedavgm import Server
 from hpcfl.types import Decay, NonNegative, Vector
 
@@ -33,7 +34,7 @@ class FedACG(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, v=zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x - self.lam * server.v)
 
     def direction(

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from torch import full_like, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Cohort, Upload
+from hpcfl.algorithms.base import Algorithm, Upload
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.algorithms.fedadam import Server
 from hpcfl.types import Decay, NonNegative, Positive, Vector
 

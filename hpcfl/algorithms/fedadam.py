@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from torch import full_like, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Cohort, Upload
+from hpcfl.algorithms.base import Algorithm, Upload
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.types import Decay, NonNegative, Positive, Vector
 
 

@@ -17,11 +17,12 @@ where the paper divides those of an attention layer further.  Each K_i is the cl
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.types import Decay, NonNegative, Vector
 
 
@@ -47,7 +48,6 @@ class Upload(NamedTuple):
 class FedAdamW(Algorithm):
     """FedAdamW (Liu et al., 2026)."""
 
-    refuses_optimizer: ClassVar[str] = "its local steps are AdamW's"
     not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     alpha: NonNegative = 0.5
@@ -63,10 +63,14 @@ class FedAdamW(Algorithm):
     running: bool = False
     """Correct the first moment by the running number of steps too, as the authors' code does."""
 
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its local steps are AdamW's")
+        return self
+
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, self._sent(zeros_like(x0)), zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:

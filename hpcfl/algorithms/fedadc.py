@@ -14,11 +14,12 @@ Departures: none.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.types import Decay, NonNegative, Vector
 
 
@@ -35,8 +36,6 @@ class Local(NamedTuple):
 class FedADC(Algorithm):
     """FedADC (Ozfatura et al., 2021)."""
 
-    refuses_optimizer: ClassVar[str] = "its local steps have the server's momentum, algorithm.beta"
-
     beta: Decay = 0.9
     """Momentum factor of the server."""
     beta_local: NonNegative = 1.0
@@ -44,20 +43,22 @@ class FedADC(Algorithm):
     nesterov: bool = False
     """Take the gradient after the step along the momentum."""
 
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its local steps have the server's momentum, algorithm.beta")
+        return self
+
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:
         return Local(self.beta_local / client.steps * message.m)
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        return y - client.lr * local.momentum if self.nesterov else y
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return start
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
+        point = y - client.lr * local.momentum if self.nesterov else y
+        return point, point
 
     def direction(
         self, point: Vector, local: Local, grad: Grad, client: Client

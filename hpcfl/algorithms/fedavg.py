@@ -14,7 +14,8 @@ Departures: the server's learning rate eta_g (1 in the paper) is Reddi et al.'s 
 
 from dataclasses import dataclass
 
-from hpcfl.algorithms.base import Algorithm, Cohort, Server, Upload
+from hpcfl.algorithms.base import Algorithm, Server, Upload
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.types import Vector
 
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Cohort, Upload
+from hpcfl.algorithms.base import Algorithm, Upload
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.types import Decay, Vector
 
 

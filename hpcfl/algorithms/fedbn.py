@@ -17,11 +17,11 @@ Departures: any normalisation layers, not those of batch normalisation alone; co
 are the job's (all clients and uniform there), and eta_g is ours (1 there).
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hpcfl.algorithms.base import Facts
+from hpcfl.algorithms.facts import Facts
 from hpcfl.algorithms.fedper import Personal
 from hpcfl.layout import Layout
 
@@ -31,9 +31,12 @@ class FedBN(Personal):
     """FedBN (Li et al., 2021)."""
 
     statistics: ClassVar[Literal["mean", "local"]] = "local"
-    refuses_statistics: ClassVar[Mapping[str, str]] = {"mean": "its clients keep their own"}
 
     def resolve(self, facts: Facts) -> "FedBN":
+        if facts.statistics == "mean":
+            raise ValueError(
+                "keeps each client's own running statistics; set model.statistics=local, or frozen"
+            )
         if isinstance(facts.layout, Layout) and not facts.layout.normalization:
             raise ValueError(
                 "keeps the weights and biases of normalisation layers, and this model trains none; "

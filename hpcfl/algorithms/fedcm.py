@@ -17,11 +17,12 @@ Departures: the paper divides by one K for all; here each K_i is the client's ow
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.types import Fraction, Vector
 
 
@@ -45,10 +46,6 @@ class Scaled(NamedTuple):
 class FedCM(Algorithm):
     """FedCM (Xu et al., 2021)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its Delta divides x - y by eta K, as K plain steps are long, and is a momentum already"
-    )
-
     alpha: Fraction = 0.1
     """Weight of the client's own gradient."""
     norm: Literal["server", "client"] = "server"
@@ -58,10 +55,16 @@ class FedCM(Algorithm):
     def not_transmitted(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset({"gradient"} if self.norm == "server" else ())
 
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd(
+            "its Delta divides x - y by eta K, as K plain steps are long, and is a momentum already"
+        )
+        return self
+
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, momentum=zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Message, RandomInit
+from hpcfl.algorithms.base import Algorithm, Message
+from hpcfl.algorithms.facts import Client, Cohort, Grad, RandomInit
 from hpcfl.types import Positive, Vector
 
 

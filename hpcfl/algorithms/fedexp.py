@@ -19,7 +19,8 @@ code evaluates as ``average: 2`` does, but x alone after the first round.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Message, Nothing
+from hpcfl.algorithms.base import Algorithm, Message, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.types import Positive, Scalar, Vector
 
 
@@ -51,7 +52,7 @@ class FedExP(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, x0 if self.average == 2 else x0[:0], rate=x0.new_ones(()))
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x)
 
     def finish(

@@ -15,7 +15,7 @@ Departures: SCAFFOLD's and FedSAM's; ``option`` 1 and ``first`` are SCAFFOLD's.
 from dataclasses import dataclass
 from typing import Any
 
-from hpcfl.algorithms.base import Grad
+from hpcfl.algorithms.facts import Grad
 from hpcfl.algorithms.fedsam import sharpness_aware
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.types import NonNegative, Vector

@@ -20,9 +20,10 @@ is in the authors' configuration, not in the algorithm's listing.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from hpcfl.algorithms.base import Client, Facts, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Facts, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, NonNegative, Scalar, Vector
 
@@ -43,10 +44,6 @@ class Local(NamedTuple):
 class FedHBM(FedAvg):
     """FedHBM (generalised heavy-ball momentum, local form)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its local steps have a momentum of their own, algorithm.beta"
-    )
-
     beta: NonNegative = 1.0
     """Momentum factor."""
     first: Literal["zero", "shared", "random"] = "zero"
@@ -57,6 +54,7 @@ class FedHBM(FedAvg):
     """C; the job's configured participation when absent (1 outside a job)."""
 
     def resolve(self, facts: Facts) -> "FedHBM":
+        facts.require_plain_sgd("its local steps have a momentum of their own, algorithm.beta")
         return replace(self, participation=self.participation or facts.participation)
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
@@ -67,12 +65,10 @@ class FedHBM(FedAvg):
         momentum = active * self.beta * (self.participation or 1.0) / client.steps
         return Local(message.x, state.z, state.known, momentum)
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
         now = y if self.first == "zero" else local.x.lerp(y, local.known)  # x where known = 0
-        return y + local.momentum * (now - local.z)
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return start if self.nesterov else y
+        start = y + local.momentum * (now - local.z)
+        return start, start if self.nesterov else y
 
     def finish(
         self, y: Vector, local: Local, message: Message, state: State, client: Client

@@ -17,7 +17,8 @@ local models; ``delta: start`` is the authors' code.  eta_g is ours (1 there).
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hpcfl.algorithms.base import Client, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Vector
 

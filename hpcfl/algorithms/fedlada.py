@@ -18,11 +18,12 @@ K_i is the client's own.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.algorithms.fedadamw import Local, Server, Upload
 from hpcfl.types import Decay, NonNegative, Share, Vector
 
@@ -31,7 +32,6 @@ from hpcfl.types import Decay, NonNegative, Share, Vector
 class FedLADA(Algorithm):
     """FedLADA (Sun et al., 2023)."""
 
-    refuses_optimizer: ClassVar[str] = "its local steps are Adam's"
     not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     alpha: Share = 0.9
@@ -43,10 +43,14 @@ class FedLADA(Algorithm):
     eps: NonNegative = 1e-8
     """Added to the root of the second moment."""
 
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its local steps are Adam's")
+        return self
+
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, zeros_like(x0), zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:

@@ -21,7 +21,8 @@ from typing import ClassVar
 
 from torch import Tensor, inf, where
 
-from hpcfl.algorithms.base import Client, Facts, Forward, Grad, Message
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client, Facts, Forward, Grad
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedntd import require_classes
 from hpcfl.types import NonNegative, Vector

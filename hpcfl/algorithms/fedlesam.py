@@ -20,7 +20,8 @@ norms; here norms are over all parameters.  Where the model has not moved, e is 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing, RandomInit, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Grad, RandomInit
 from hpcfl.algorithms.fedsam import ascent
 from hpcfl.algorithms.localghb import State
 from hpcfl.types import NonNegative, Vector
@@ -52,7 +53,7 @@ class FedLESAM(Algorithm):
     def init_client(self, x0: Vector, random_init: RandomInit) -> State | Nothing:
         return State(x0, x0.new_zeros(())) if self.source == "own" else Nothing()
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Any, client: Client) -> Local:

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Grad, Message, RandomInit
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client, Grad, RandomInit
 from hpcfl.algorithms.feddyn import FedDyn, Upload
 from hpcfl.algorithms.fedlesam import estimated_ascent
 from hpcfl.types import NonNegative, Scalar, Vector

@@ -17,9 +17,7 @@ Departures: FedLESAM's and SCAFFOLD's; ``option`` 1 and ``first`` are SCAFFOLD's
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import zeros_like
-
-from hpcfl.algorithms.base import Client, Grad, RandomInit
+from hpcfl.algorithms.facts import Client, Grad, RandomInit
 from hpcfl.algorithms.fedlesam import estimated_ascent
 from hpcfl.algorithms.scaffold import Scaffold, Server, Upload
 from hpcfl.types import NonNegative, Scalar, Vector
@@ -43,8 +41,9 @@ class FedLESAMS(Scaffold):
     rho: NonNegative = 0.1
     """Radius of the ascent."""
 
-    def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
-        return State(zeros_like(x0), x0, known=x0.new_zeros(()))
+    def init_client(self, x0: Vector, random_init: RandomInit, grad: Vector | None = None) -> Any:
+        first = super().init_client(x0, random_init, grad)
+        return State(first.c, x0, known=x0.new_zeros(()))
 
     def begin(self, message: Server, state: Any, client: Client) -> Any:
         correction = message.c - state.c

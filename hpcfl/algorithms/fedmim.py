@@ -15,16 +15,18 @@ Inertial Momentum Approach. 2023, algorithm 1. arXiv:2302.05726
 
 Departures: every difference is divided by the K of the client's current round, whatever the K of
 the round that made it.  A round without clients, in which the model stays, adds no difference of
-zero: t - 1 ... t - J are rounds with clients.
+zero: t - 1 ... t - J are rounds with clients.  The paper counts no traffic for the past models,
+which a client has that took part in each of the last J rounds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Self
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.types import NonNegative, Vector
 
 
@@ -42,13 +44,6 @@ class Local(NamedTuple):
 class FedMIM(Algorithm):
     """FedMIM (Liu et al., 2023)."""
 
-    traffic_note: ClassVar[str] = (
-        "1x in its paper: a client that took part in each of the last J rounds has the past models"
-    )
-    refuses_optimizer: ClassVar[str] = (
-        "its local steps have an inertia of their own, algorithm.alpha"
-    )
-
     alpha: tuple[NonNegative, ...] = (0.6, 0.3)
     """Inertia of the step's start, for the newest difference first; in all less than 1."""
     beta: tuple[NonNegative, ...] = (0.9, 0.1)
@@ -63,10 +58,14 @@ class FedMIM(Algorithm):
         if fsum(self.alpha) >= 1:
             raise ValueError(f"alpha sums to {fsum(self.alpha):g}, expected less than 1")
 
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its local steps have an inertia of their own, algorithm.alpha")
+        return self
+
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, past=(x0,) * len(self.alpha))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:
@@ -75,11 +74,8 @@ class FedMIM(Algorithm):
         ]
         return Local(_combined(self.alpha, differences), _combined(self.beta, differences))
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        return y - local.shift
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return y - local.look
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
+        return y - local.shift, y - local.look
 
     def step_scale(self, y: Vector, local: Local, client: Client) -> float:
         return 1 - fsum(self.alpha)

@@ -17,11 +17,11 @@ c_i also holds the decay; the paper has none.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Cohort, Grad, RandomInit
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad, RandomInit
 from hpcfl.algorithms.fedswa import FedSWA
 from hpcfl.algorithms.scaffold import Local, State
 from hpcfl.types import Fraction, Vector
@@ -42,12 +42,15 @@ class FedMoSWA(FedSWA):
     """FedMoSWA (Liu et al., 2025)."""
 
     unweighted: ClassVar[frozenset[str]] = frozenset({"drift"})
-    refuses_optimizer: ClassVar[str] = (
-        "its c_i divide x - y by the sum of the rates, as plain steps are long"
-    )
 
     gamma: Fraction = 0.2
     """Share of the clients' mean c_i in the new momentum."""
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd(
+            "its c_i divide x - y by the sum of the rates, as plain steps are long"
+        )
+        return self
 
     def init_server(self, x0: Vector) -> Any:
         return Server(x=x0, m=zeros_like(x0))
@@ -55,7 +58,7 @@ class FedMoSWA(FedSWA):
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: State, client: Client) -> Local:

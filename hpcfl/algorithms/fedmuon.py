@@ -18,11 +18,12 @@ weight decay is not multiplied by 1 - alpha nor matrix_lr.  Each K_i is the clie
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.optim.muon import Muon, State
 from hpcfl.types import Decay, Positive, Share, Vector
 
@@ -48,7 +49,6 @@ class Upload(NamedTuple):
 class FedMuon(Algorithm):
     """FedMuon (Liu et al., 2025)."""
 
-    refuses_optimizer: ClassVar[str] = "its local steps are Muon's"
     not_transmitted: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
     alpha: Share = 0.5
@@ -64,10 +64,14 @@ class FedMuon(Algorithm):
     def _muon(self) -> Muon:
         return Muon(beta=self.beta, nesterov=self.nesterov, matrix_lr=self.matrix_lr)
 
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its local steps are Muon's")
+        return self
+
     def init_server(self, x0: Vector) -> Server:
         return Server(x0, self.layout.take(zeros_like(x0), self.layout.matrices), zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: Nothing, client: Client) -> Local:

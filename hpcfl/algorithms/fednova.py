@@ -20,7 +20,8 @@ is part of x - y, and not of a_i.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hpcfl.algorithms.base import Client, Cohort, Facts, Message, Nothing, Server
+from hpcfl.algorithms.base import Message, Nothing, Server
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.types import NonNegative, Scalar, Vector
 
@@ -37,12 +38,11 @@ class FedNova(FedProx):
     mu: NonNegative = 0.0
     """Weight of the proximal term (mu / 2) norm(y - x)^2."""
 
-    @property
-    def refuses_optimizer(self) -> str:  # type: ignore[override]  # depends on mu
-        """For the proximal term."""
-        return "its a_i are those of momentum or of a proximal term; set mu: 0" if self.mu else ""
-
     def resolve(self, facts: Facts) -> "FedNova":
+        if self.mu:
+            facts.require_plain_sgd(
+                "its a_i are those of momentum or of a proximal term; set mu: 0"
+            )
         if facts.optimizer != "sgd":
             raise ValueError(
                 f"counts steps of SGD, not of {facts.optimizer}; set local.optimizer=sgd"

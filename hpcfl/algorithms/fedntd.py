@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, inf
 
-from hpcfl.algorithms.base import Client, Facts, Forward, Grad, Message
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client, Facts, Forward, Grad
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Positive, Vector
 

@@ -23,7 +23,8 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from hpcfl.algorithms.base import Client, Cohort, Facts, Message, RandomInit, Server, Upload
+from hpcfl.algorithms.base import Message, Server, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Facts, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.layout import Layout
 from hpcfl.types import Vector

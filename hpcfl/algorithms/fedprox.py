@@ -15,7 +15,8 @@ by the job's weights instead of sampled by them.
 
 from dataclasses import dataclass
 
-from hpcfl.algorithms.base import Client, Grad, Message
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client, Grad
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Vector
 

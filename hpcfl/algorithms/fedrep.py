@@ -16,11 +16,12 @@ local epochs its default is one epoch of the shared parameters.  eta_g is ours (
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, ones_like, zeros_like
 
-from hpcfl.algorithms.base import Client, Message
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client, Facts
 from hpcfl.algorithms.fedper import FedPer, State
 from hpcfl.types import Share, Vector
 
@@ -33,10 +34,12 @@ class Local(NamedTuple):
 class FedRep(FedPer):
     """FedRep (Collins et al., 2021)."""
 
-    refuses_optimizer: ClassVar[str] = "a velocity would move the parameters that stand still"
-
     body: Share = 0.1
     """The part of the local steps that moves the shared parameters, after the others."""
+
+    def resolve(self, facts: Facts) -> "FedPer":
+        facts.require_plain_sgd("a velocity would move the parameters that stand still")
+        return super().resolve(facts)
 
     def begin(self, message: Message, state: State, client: Client) -> Local:
         return Local(self.personal_model(zeros_like(message.x), State(ones_like(state.own))))

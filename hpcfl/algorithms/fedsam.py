@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from torch import where
 
-from hpcfl.algorithms.base import Client, Grad, Message
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client, Grad
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Vector
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Client, Cohort, Grad, RandomInit
+from hpcfl.algorithms.facts import Client, Cohort, Grad, RandomInit
 from hpcfl.algorithms.feddyn import FedDyn
 from hpcfl.algorithms.fedsam import ascent
 from hpcfl.types import NonNegative, Vector
@@ -74,7 +74,7 @@ class FedSMOO(FedDyn):
     def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
         return State(zeros_like(x0), zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Any:
+    def broadcast(self, server: Server, cohort: Cohort) -> Any:
         return Message(server.x, server.s)
 
     def begin(self, message: Any, state: Any, client: Client) -> Any:

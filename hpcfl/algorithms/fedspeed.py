@@ -25,7 +25,8 @@ from typing import ClassVar, Literal
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Message, RandomInit
+from hpcfl.algorithms.base import Algorithm, Message
+from hpcfl.algorithms.facts import Client, Cohort, Grad, RandomInit
 from hpcfl.algorithms.feddyn import Local, Server, State, Upload
 from hpcfl.algorithms.fedsam import ascent
 from hpcfl.types import NonNegative, Positive, Share, Vector
@@ -55,7 +56,7 @@ class FedSpeed(Algorithm):
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
         return State(zeros_like(x0))
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x)
 
     def begin(self, message: Message, state: State, client: Client) -> Local:

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Positive, Share, Vector
 

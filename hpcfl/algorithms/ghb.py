@@ -16,9 +16,10 @@ rounds count.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Nothing, Upload
+from hpcfl.algorithms.base import Algorithm, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.types import Count, Fraction, NonNegative, Vector
 
 MAX_DEFAULT_TAU = 100_000  # the server keeps tau models
@@ -42,10 +43,6 @@ class Local(NamedTuple):
 class GHB(Algorithm):
     """GHB (generalised heavy-ball momentum, sent by the server)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its local steps have a momentum of their own, algorithm.beta"
-    )
-
     beta: NonNegative = 0.9
     """Momentum factor."""
     tau: Count | None = None
@@ -56,6 +53,7 @@ class GHB(Algorithm):
     """C; the job's configured participation when absent."""
 
     def resolve(self, facts: Facts) -> "GHB":
+        facts.require_plain_sgd("its local steps have a momentum of their own, algorithm.beta")
         participation = self.participation or facts.participation
         if self.tau is None and participation * MAX_DEFAULT_TAU < 1:
             raise ValueError(
@@ -67,7 +65,7 @@ class GHB(Algorithm):
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, past=(x0,) * (self.tau or 1))
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x, server.past[0])
 
     def begin(self, message: Message, state: Nothing, client: Client) -> Local:
@@ -75,11 +73,9 @@ class GHB(Algorithm):
         factor = self.beta / (tau * client.steps) * (client.round >= tau)
         return Local(factor * (message.x - message.anchor))
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        return y + local.momentum
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return start if self.nesterov else y
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
+        start = y + local.momentum
+        return start, start if self.nesterov else y
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
         return Server(server.x - self.server_lr * mean.delta, (*server.past[1:], server.x))

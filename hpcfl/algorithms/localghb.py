@@ -18,9 +18,10 @@ is in the authors' configuration, not in the paper.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from hpcfl.algorithms.base import Client, Facts, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Facts, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, NonNegative, Scalar, Vector
 
@@ -38,10 +39,6 @@ class Local(NamedTuple):
 class LocalGHB(FedAvg):
     """LocalGHB (generalised heavy-ball momentum, anchored at the client)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its local steps have a momentum of their own, algorithm.beta"
-    )
-
     beta: NonNegative = 0.9
     """Momentum factor."""
     nesterov: bool = False
@@ -50,6 +47,7 @@ class LocalGHB(FedAvg):
     """C; the job's configured participation when absent (1 outside a job)."""
 
     def resolve(self, facts: Facts) -> "LocalGHB":
+        facts.require_plain_sgd("its local steps have a momentum of their own, algorithm.beta")
         return replace(self, participation=self.participation or facts.participation)
 
     def init_client(self, x0: Vector, random_init: RandomInit) -> State:
@@ -59,11 +57,9 @@ class LocalGHB(FedAvg):
         factor = state.known * self.beta * (self.participation or 1.0) / client.steps
         return Local(factor * (message.x - state.anchor))
 
-    def start_point(self, y: Vector, local: Local, client: Client) -> Vector:
-        return y + local.momentum
-
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
-        return start if self.nesterov else y
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
+        start = y + local.momentum
+        return start, start if self.nesterov else y
 
     def finish(
         self, y: Vector, local: Local, message: Message, state: State, client: Client

@@ -21,11 +21,12 @@ data.  The server's learning rate eta_g is ours (1 there).
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, FullGradientScope, Grad
 from hpcfl.types import Decay, Vector
 
 
@@ -34,17 +35,25 @@ class Server(NamedTuple):
     m: Vector  # momentum of the cohorts' gradients; [0] where beta is 0
 
 
+class Message(NamedTuple):
+    x: Vector
+    c: Vector  # the mean gradient of the cohort
+    m: Vector
+
+
 class MimeFramework(Algorithm):
     """Mime over any base optimiser; the server holds x and the optimiser's statistics."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "the server's optimiser, and any momentum of it, stays fixed while its clients train"
-    )
-
     @property
     def full_gradient(self) -> FullGradientScope:
-        """The cohort's mean, for which each client computes its own."""
-        return "cohort"
+        """Their mean, which the message has."""
+        return "server"
+
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd(
+            "the server's optimiser, and any momentum of it, stays fixed while its clients train"
+        )
+        return self
 
     @abstractmethod
     def base_direction(self, gradient: Vector, server: Any, client: Client) -> Vector:
@@ -54,13 +63,10 @@ class MimeFramework(Algorithm):
     def advance(self, server: Any, delta: Vector, c: Vector) -> Any:
         """The server after a step along ``delta``, its statistics updated by ``c`` (paper's V)."""
 
-    def broadcast(self, server: Any) -> Any:
-        return server
-
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client
     ) -> tuple[Vector, Any]:
-        corrected = grad(point) - grad(local.x) + client.cohort_grad
+        corrected = grad(point) - grad(local.x) + local.c
         return self.base_direction(corrected, local, client), local
 
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
@@ -78,6 +84,9 @@ class Mime(MimeFramework):
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0) if self.beta else x0[:0])
+
+    def broadcast(self, server: Server, cohort: Cohort) -> Any:
+        return Message(server.x, cohort.grads[0], server.m)
 
     def blend(self, gradient: Vector, m: Vector) -> Vector:
         """A gradient mixed with the momentum: a step's direction, and the next momentum."""

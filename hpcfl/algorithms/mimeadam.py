@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from torch import full_like, zeros_like
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.facts import Client, Cohort
 from hpcfl.algorithms.mime import MimeFramework
 from hpcfl.types import Decay, NonNegative, Positive, Vector
 
@@ -35,6 +35,13 @@ class Server(NamedTuple):
     x: Vector
     m: Vector  # decaying mean of the cohorts' gradients
     v: Vector  # decaying mean of their squares
+
+
+class Message(NamedTuple):
+    x: Vector
+    c: Vector  # the mean gradient of the cohort
+    m: Vector
+    v: Vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,9 @@ class MimeAdam(MimeFramework):
 
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, m=zeros_like(x0), v=full_like(x0, self.v0))
+
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
+        return Message(server.x, cohort.grads[0], server.m, server.v)
 
     def base_direction(self, gradient: Vector, server: Server, client: Client) -> Vector:
         m, v = self.moments(gradient, server)

@@ -18,7 +18,7 @@ Departures: Mime's.  At beta = 0 the model is FedAvg's, but full gradients are c
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from hpcfl.algorithms.base import Client, Cohort, FullGradientScope, Grad
+from hpcfl.algorithms.facts import Client, Cohort, FullGradientScope, Grad
 from hpcfl.algorithms.mime import Mime, MimeFramework
 from hpcfl.types import Vector
 
@@ -37,6 +37,9 @@ class MimeLiteFramework(MimeFramework):
     def full_gradient(self) -> FullGradientScope:
         """Each client's own."""
         return "client"
+
+    def broadcast(self, server: Any, cohort: Cohort) -> Any:
+        return server
 
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client

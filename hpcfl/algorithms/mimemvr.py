@@ -19,11 +19,12 @@ reading.  The server's learning rate eta_g is ours (1 there).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import ones_like, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, FullGradientScope, Grad
 from hpcfl.types import Scalar, Share, Vector
 
 
@@ -43,10 +44,6 @@ class Message(NamedTuple):
 class MimeMVR(Algorithm):
     """Mime (Karimireddy et al., 2021) over momentum-based variance reduction, as we read it."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its clients follow the server's momentum, which stays fixed while they train"
-    )
-
     beta: Share = 0.9
     """Factor of the momentum, the paper's 1 - a."""
 
@@ -58,16 +55,22 @@ class MimeMVR(Algorithm):
     def full_gradient_points(self, server: Server) -> tuple[Vector, ...]:
         return server.x, server.previous
 
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd(
+            "its clients follow the server's momentum, which stays fixed while they train"
+        )
+        return self
+
     def init_server(self, x0: Vector) -> Server:
         return Server(x=x0, previous=x0, m=zeros_like(x0), started=x0.new_zeros(()))
 
-    def prepare(self, server: Server, cohort: Cohort) -> Server:
-        c, before = cohort.grads
-        m = c + self.beta * server.started * (server.m - before)
-        return server._replace(m=m, started=ones_like(server.started))
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
+        return Message(server.x, self.momentum(server, cohort))
 
-    def broadcast(self, server: Server) -> Message:
-        return Message(server.x, server.m)
+    def momentum(self, server: Server, cohort: Cohort) -> Vector:
+        """The m of a round, which its clients follow and the server keeps."""
+        c, before = cohort.grads
+        return c + self.beta * server.started * (server.m - before)
 
     def direction(
         self, point: Vector, local: Message, grad: Grad, client: Client
@@ -76,4 +79,4 @@ class MimeMVR(Algorithm):
 
     def update(self, server: Server, mean: Any, cohort: Cohort) -> Server:
         x = server.x - self.server_lr * mean.delta
-        return Server(x, server.x, server.m, server.started)
+        return Server(x, server.x, self.momentum(server, cohort), ones_like(server.started))

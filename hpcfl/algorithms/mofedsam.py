@@ -14,7 +14,7 @@ Departures: FedSAM's and FedCM's.
 
 from dataclasses import dataclass
 
-from hpcfl.algorithms.base import Grad
+from hpcfl.algorithms.facts import Grad
 from hpcfl.algorithms.fedcm import FedCM, Local
 from hpcfl.algorithms.fedsam import sharpness_aware
 from hpcfl.types import NonNegative, Vector

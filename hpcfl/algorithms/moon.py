@@ -23,7 +23,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor, ones_like
 from torch.nn.functional import cosine_similarity, softplus
 
-from hpcfl.algorithms.base import Client, Forward, Grad, Message, RandomInit, Upload
+from hpcfl.algorithms.base import Message, Upload
+from hpcfl.algorithms.facts import Client, Forward, Grad, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import NonNegative, Positive, Vector
 

@@ -21,7 +21,8 @@ from typing import ClassVar
 
 from torch import ones_like
 
-from hpcfl.algorithms.base import Client, Draws, Message, Nothing, Upload
+from hpcfl.algorithms.base import Message, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Draws
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Count, Vector
 

@@ -18,7 +18,8 @@ Departures: entries are drawn from the whole vector, as many for each client.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hpcfl.algorithms.base import Client, Draws, Message, Nothing, Upload
+from hpcfl.algorithms.base import Message, Nothing, Upload
+from hpcfl.algorithms.facts import Client, Draws
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.topk import count, kept
 from hpcfl.types import Fraction, Vector

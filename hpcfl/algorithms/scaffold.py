@@ -19,11 +19,12 @@ batch.  With weight decay, option 2's (x - y) / (K eta) also holds the decay; th
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, FullGradientScope, Grad, RandomInit
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, FullGradientScope, Grad, RandomInit
 from hpcfl.types import Vector
 
 
@@ -58,13 +59,6 @@ class Scaffold(Algorithm):
     """The first c_i: zero, or all clients' full gradients at the initial model, before round 1."""
 
     @property
-    def refuses_optimizer(self) -> str:  # type: ignore[override]  # depends on the option
-        """For option 2."""
-        if self.option == 1:
-            return ""
-        return "option 2 takes (x - y) / (K eta) as the mean of K plain steps; set option: 1"
-
-    @property
     def warm_start(self) -> bool:
         """For the first control variates."""
         return self.first == "gradient"
@@ -74,19 +68,20 @@ class Scaffold(Algorithm):
         """Each client's own, for option 1."""
         return "client" if self.option == 1 else "none"
 
-    def init_server(self, x0: Vector) -> Server:
-        return Server(x=x0, c=zeros_like(x0))
+    def resolve(self, facts: Facts) -> Self:
+        if self.option == 2:
+            facts.require_plain_sgd(
+                "option 2 takes (x - y) / (K eta) as the mean of K plain steps; set option: 1"
+            )
+        return self
 
-    def init_client(self, x0: Vector, random_init: RandomInit) -> State:
-        return State(c=zeros_like(x0))
+    def init_server(self, x0: Vector, grad: Vector | None = None) -> Server:
+        return Server(x=x0, c=zeros_like(x0) if grad is None else grad)
 
-    def warm_start_client(self, state: State, gradient: Vector) -> State:
-        return state._replace(c=gradient)
+    def init_client(self, x0: Vector, random_init: RandomInit, grad: Vector | None = None) -> State:
+        return State(c=zeros_like(x0) if grad is None else grad)
 
-    def warm_start_server(self, server: Server, mean: Vector) -> Server:
-        return Server(server.x, c=mean)
-
-    def broadcast(self, server: Server) -> Server:
+    def broadcast(self, server: Server, cohort: Cohort) -> Server:
         return server
 
     def begin(self, message: Server, state: State, client: Client) -> Local:

@@ -23,11 +23,12 @@ server's.  Weight decay is part of G.  A last partial batch weighs as much as a 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from torch import ones_like, where, zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Grad, Nothing
+from hpcfl.algorithms.base import Algorithm, Nothing
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
 from hpcfl.types import Decay, Positive, Vector
 
 
@@ -58,10 +59,6 @@ class Upload(NamedTuple):
 class ServerOnly(Algorithm):
     """The server's optimiser over large-batch gradients (FedSGD)."""
 
-    refuses_optimizer: ClassVar[str] = (
-        "its clients take no steps, the server does: algorithm.optimizer"
-    )
-
     optimizer: Literal["sgd", "momentum", "adam", "mvr"] = "sgd"
     """The optimiser of the server."""
     beta: Decay = 0.9
@@ -73,21 +70,25 @@ class ServerOnly(Algorithm):
     tau: Positive = 1e-8
     """Added to sqrt(v) of Adam."""
 
+    def resolve(self, facts: Facts) -> Self:
+        facts.require_plain_sgd("its clients take no steps, the server does: algorithm.optimizer")
+        return self
+
     def init_server(self, x0: Vector) -> Server:
         m = zeros_like(x0) if self.optimizer != "sgd" else x0[:0]
         v = zeros_like(x0) if self.optimizer == "adam" else x0[:0]
         return Server(x0, m, v, (x0, x0.new_zeros(())) if self.optimizer == "mvr" else ())
 
-    def broadcast(self, server: Server) -> Message:
+    def broadcast(self, server: Server, cohort: Cohort) -> Message:
         return Message(server.x, server.past[:1])
 
     def begin(self, message: Message, state: Nothing, client: Client) -> Local:
         return Local(message.x, message.past, zeros_like(message.x))
 
-    def gradient_point(self, y: Vector, start: Vector, local: Local, client: Client) -> Vector:
+    def points(self, y: Vector, local: Local, client: Client) -> tuple[Vector, Vector]:
         if self.optimizer == "mvr":  # where the weight decay is that of x less beta that of x'
-            return local.x - self.beta * local.past[0]
-        return local.x
+            return y, local.x - self.beta * local.past[0]
+        return y, local.x
 
     def direction(
         self, point: Vector, local: Local, grad: Grad, client: Client

@@ -20,7 +20,8 @@ from math import ceil
 
 from torch import Tensor, zeros_like
 
-from hpcfl.algorithms.base import Client, Message, Nothing, Upload
+from hpcfl.algorithms.base import Message, Nothing, Upload
+from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Fraction, Vector
 

@@ -6,15 +6,15 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Cohort, Forward, LossTerms
+from hpcfl.algorithms.facts import Cohort, Forward, LossTerms
 from hpcfl.checks.model import gradient_at
 from hpcfl.checks.trial import Trial
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.hook_rules import (
     SMALL,
     Member,
-    call,
     first_server,
+    first_state,
     full_gradient_points,
     hook_advice,
     known_to_server,
@@ -99,33 +99,33 @@ def check_algorithm(trial: Trial) -> None:
     """
     components, x0, clients = trial.components, trial.components.x0, trial.clients
     # Without running statistics, which another class carries: errors are the method's own.
-    algorithm, none = components.job.algorithm, x0[:0]
+    algorithm = components.job.algorithm
     start = (x0,) if algorithm.warm_start else ()
-    initial = [next(iter(_full_gradients(trial, client, start)), none) for client in clients]
+    initial = [next(iter(_full_gradients(trial, client, start)), None) for client in clients]
+    known = [grad for grad in initial if grad is not None]
+    mean = torch.stack(known).mean(0) if known else None
     with trial.algorithm_errors():
-        server = first_server(algorithm, x0, torch.stack(initial).mean(0))
+        server = first_server(algorithm, x0, mean)
         points = full_gradient_points(algorithm, server)
     full_grads = [_full_gradients(trial, client, points) for client in clients]
     means = [torch.stack(grads).mean(0) for grads in zip(*full_grads, strict=True)]
-    common = means[0] if algorithm.full_gradient == "cohort" else none
-    full = [next(iter(grads), none) for grads in full_grads]
+    full = [next(iter(grads), None) for grads in full_grads]
     members = [
-        partial(_member, trial, client, [], grad, common, first)
+        partial(_member, trial, client, [], grad, first)
         for client, grad, first in zip(clients, full, initial, strict=True)
     ]
     size, lr = len(members), components.job.local_lr(0)
     cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
     with trial.algorithm_errors():
-        require_repeatable(algorithm, components.descent, x0, members, cohort)
+        require_repeatable(algorithm, components.descent, x0, mean, members, cohort)
 
 
 def _member(
     trial: Trial,
     client: int,
     known: list[tuple[Vector, Vector]],
-    full: Vector,
-    common: Vector,
-    initial: Vector,
+    full: Vector | None,
+    initial: Vector | None,
 ) -> Member:
     """The client with its first state and the gradient of its batch.
 
@@ -134,18 +134,16 @@ def _member(
         client: its number.
         known: points and their gradients, in the order of the calls; each is computed once,
             however often the client's round is repeated.
-        full: its full gradient, or [0].
-        common: the mean of the cohort's, or [0].
-        initial: its full gradient at the initial model, or [0].
+        full: its full gradient; None where the algorithm takes none.
+        initial: its full gradient at the initial model; None without a warm start.
     """
     components = trial.components
     task = components.clients.task(client, 0, steps=1)
-    about = task.client._replace(full_grad=full, cohort_grad=common)
-    state = call(
-        components.job.algorithm, "init_client", components.x0, components.random_init(client)
-    )
+    about = task.client._replace(full_grad=full)
+    algorithm, random_init = components.job.algorithm, components.random_init(client)
+    state = first_state(algorithm, components.x0, random_init, initial)
     grad = _TrialGradient(trial, client, task.dropout_seed, known)
-    return Member(state, about, grad, initial)
+    return Member(state, about, grad)
 
 
 class _TrialGradient(BatchGradient):

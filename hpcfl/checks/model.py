@@ -56,17 +56,11 @@ def check_normalization(components: Components) -> None:
                 "its momentum (torch's is 0.1), or model.statistics=frozen"
             )
     algorithm = components.algorithm
-    if not isinstance(algorithm, WithStatistics):
-        return
-    carrying = f"model.statistics: {method} does not go with {algorithm.carried}"
-    if refused := job.algorithm.refuses_statistics.get(algorithm.carried):
-        others = ("mean", "local", "frozen")
-        fit = [one for one in others if one not in job.algorithm.refuses_statistics]
-        raise JobError(f"{carrying} ({refused}); set it to {' or '.join(fit)}")
-    if algorithm.carried == "local" and algorithm.full_gradient != "none":
+    local = isinstance(algorithm, WithStatistics) and algorithm.carried == "local"
+    if local and algorithm.full_gradient != "none":
         raise JobError(
-            f"{carrying} (its full gradients are taken by the statistics of the server); set it to "
-            "mean or frozen"
+            f"model.statistics: {method} does not go with local (its full gradients are taken by "
+            "the statistics of the server); set it to mean or frozen"
         )
 
 

@@ -101,15 +101,8 @@ def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
     of_all = "\n".join(_settings(Algorithm, "algorithm"))
     table.add_row("(every one)", "", "", "", "", of_all)
     for name, cls in known.items():
-        counted = [f"(counted as {cls.traffic_note})"] if cls.traffic_note else []
         sizes, more = _sizes(name, cls)
-        about = (
-            _summary(cls),
-            _reference(cls),
-            *counted,
-            *more,
-            *_settings(cls, "algorithm", Algorithm),
-        )
+        about = (_summary(cls), _reference(cls), *more, *_settings(cls, "algorithm", Algorithm))
         table.add_row(name, *sizes, "\n".join(about))
     table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "
@@ -120,13 +113,11 @@ def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
 
 
 def _sizes(name: str, cls: type[Algorithm]) -> tuple[Sequence[str], Sequence[str]]:
-    """The ``multiples`` of an algorithm with its default settings, and what it refuses."""
+    """The ``multiples`` of an algorithm with its default settings, and a note where it has none."""
     if any(key.default == REQUIRED for key in settings(cls)):
         return ("",) * 4, ["(sizes: hpcfl check of a job that has its settings)"]
     with as_job_error(f"list: {name}", "with its default settings its dry round failed", "", cls):
-        algorithm = cls()
-        refused = algorithm.refuses_optimizer
-        return multiples(algorithm), [f"(plain SGD alone: {refused})"] if refused else []
+        return multiples(cls()), []
 
 
 def _tasks(known: Mapping[str, Any]) -> Table:

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch.linalg import vector_norm
 
-from hpcfl.algorithms.base import Cohort
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction
@@ -127,7 +127,7 @@ class Observer:
         Gradients that the algorithm uses are not computed again; others do not count as traffic.
         """
         gradients = [task.client.full_grad for task in tasks]
-        if not all(gradient.numel() for gradient in gradients):
+        if any(gradient is None for gradient in gradients):
             gradients = [own for (own,) in self._executor.full_gradients((point,), tasks)]
         if cohort.grads:
             return gradients, cohort.grads[0]

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort
 from hpcfl.engine.hook_rules import (
-    KNOWN_TO_SERVER,
     Member,
     TrialGrad,
     broken,
     call,
     call_client_hooks,
-    call_prepare,
     call_update,
     first_server,
+    first_state,
     full_gradient_points,
     known_to_server,
     made_up_counts,
@@ -209,11 +209,10 @@ def _dry_round(
     full_points = full_gradient_points(algorithm, server)
     grads = known_to_server(algorithm, [mean for _ in full_points])
     cohort = Cohort(round=0, size=1, population=1, lr=1.0, grads=grads)
-    server = call_prepare(algorithm, server, cohort)
-    message = call(algorithm, "broadcast", server)
-    state = call(algorithm, "init_client", first, lambda: first)
-    counts = made_up_counts(algorithm, x0)
-    client = Client(number, number, number, number, number, full, mean, counts)
+    message = call(algorithm, "broadcast", server, cohort)
+    state = first_state(algorithm, first, lambda: first, full)
+    own = full if full_points else None
+    client = Client(number, number, number, number, number, own, made_up_counts(algorithm, x0))
     points: list[Tensor] = []
 
     def gradient(y: Vector) -> Vector:
@@ -221,7 +220,7 @@ def _dry_round(
         return y.clone()
 
     grad = TrialGrad(gradient, algorithm)
-    member = Member(state, client, grad, full)
+    member = Member(state, client, grad)
     upload, after, y = call_client_hooks(algorithm, descent, message, member)
     call_update(algorithm, server, [upload], cohort)
     _require_names(algorithm, upload._fields)
@@ -266,9 +265,8 @@ def traffic(algorithm: Algorithm, schema: RoundSchema) -> Traffic:
     """Bytes down and up per client and round, as a real client would count them."""
     vector, scope = nbytes(schema.message.x), algorithm.full_gradient
     algorithm = with_facts(algorithm, Descent(Sgd(), 0.0, stand_in(schema.message.x.numel())))
-    means = schema.points if scope in KNOWN_TO_SERVER else 0
-    # The message has the first of the points.
-    more = max(0, schema.points - 1) + (scope == "cohort")
+    means = schema.points if scope == "server" else 0
+    more = max(0, schema.points - 1)  # the message has the first of the points
     return Traffic(
         down=algorithm.down_bytes(schema.message) + vector * more,
         up=algorithm.up_bytes(schema.upload) + vector * means,

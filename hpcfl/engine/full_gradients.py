@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.algorithms.base import Cohort
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.engine.dry_round import FullGradient, nbytes
 from hpcfl.engine.requests import RoundRequests
 from hpcfl.engine.run import Run
@@ -42,7 +42,7 @@ def take_full_gradients(
         ClientError: on this rank alone: a client's data or the model raised.
         DivergedError: a gradient is not finite.
     """
-    scope, none = run.algorithm.full_gradient, run.x0[:0]
+    scope = run.algorithm.full_gradient
     if scope == "none":
         return cohort, tasks
     points = run.algorithm.full_gradient_points(server)
@@ -51,7 +51,7 @@ def take_full_gradients(
     gradients = run.training.executor.full_gradients(taken_at, tasks)
     run.timer.mark("compute")
     record["down_bytes"] += cohort.size * nbytes(points[1:])  # the message has the first one
-    if scope != "client":
+    if scope == "server":
         clients = [task.client_id for task in tasks]
         means = []
         for at_point in range(len(points)):
@@ -60,10 +60,8 @@ def take_full_gradients(
             means.append(mean)
             record["up_bytes"] += up
         cohort = cohort._replace(grads=tuple(means))
-    common = cohort.grads[0] if scope == "cohort" else none
-    record["down_bytes"] += cohort.size * nbytes(common)
     return cohort, [
-        task._replace(client=task.client._replace(full_grad=of_client[0], cohort_grad=common))
+        task._replace(client=task.client._replace(full_grad=of_client[0]))
         for task, of_client in zip(tasks, gradients, strict=True)
     ]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import (
-    Algorithm,
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import (
     Client,
     Cohort,
     Facts,
@@ -22,6 +22,7 @@ from hpcfl.algorithms.base import (
     FullGradientScope,
     Grad,
     LossTerms,
+    RandomInit,
 )
 from hpcfl.engine.statistics import WithStatistics
 from hpcfl.errors import BrokenRuleError, defined
@@ -34,8 +35,8 @@ from hpcfl.user_code.generators import generators
 
 SMALL = 1000  # parameters of the model that stands in where there is no data
 CLASSES = 3  # of the labels there
-KNOWN_TO_SERVER = ("server", "cohort")
-"""The scopes of full gradients whose means the server receives."""
+_WITH_GRADIENT = ("init_server", "init_client")  # where there is a warm start
+_FROM_POINTS = ("the start of the step", "the point of its gradient")
 _FROM_DIRECTION = ("the direction", "the local quantities")
 _FROM_FINISH = ("the upload", "the client's next state")
 
@@ -72,8 +73,6 @@ class Member(NamedTuple):
     state: Any
     client: Client
     grad: Grad
-    initial_grad: Vector
-    """The client's full gradient at the initial model; [0] unless there is a warm start."""
 
 
 def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
@@ -85,9 +84,11 @@ def with_facts(algorithm: Algorithm, descent: Descent) -> Algorithm:
     return algorithm.with_facts(facts._replace(layout=descent.layout, classes=classes))
 
 
-def made_up_counts(algorithm: Algorithm, x0: Vector) -> Vector:
-    """The label counts of a client of a trial: one example of each class."""
-    return x0.new_ones((algorithm.facts.classes or CLASSES) * algorithm.needs_label_counts)
+def made_up_counts(algorithm: Algorithm, x0: Vector) -> Vector | None:
+    """The label counts of a client of a trial: one example of each class; None if not needed."""
+    if not algorithm.needs_label_counts:
+        return None
+    return x0.new_ones(algorithm.facts.classes or CLASSES)
 
 
 class TrialGrad:
@@ -157,15 +158,17 @@ def _require_signature(algorithm: Algorithm, hook: str) -> None:
     if not callable(own):
         return
     expected = list(signature(getattr(Algorithm, hook)).parameters)[1:]  # without self
+    gradient = ["grad=None"] if algorithm.warm_start and hook in _WITH_GRADIENT else []
     try:
         found = signature(own, follow_wrapped=False)
     except ValueError:  # a function of C may have none
         return
     try:
         found.bind(*expected)
+        found.bind(*expected, *gradient)
     except TypeError as e:
-        takes = ", ".join(map(str, found.parameters.values()))
-        raise broken(algorithm, hook, f"takes ({takes}), expected ({', '.join(expected)})") from e
+        takes, known = ", ".join(map(str, found.parameters.values())), [*expected, *gradient]
+        raise broken(algorithm, hook, f"takes ({takes}), expected ({', '.join(known)})") from e
 
 
 def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
@@ -174,31 +177,36 @@ def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
     return BrokenRuleError(f"{cls.__name__}.{hook} {rule}", defined(getattr(cls, hook)))
 
 
-def first_server(algorithm: Algorithm, x0: Vector, mean: Vector) -> Any:
-    """The server before round 0; ``mean`` is that of the full gradients at ``x0``.
+def first_server(algorithm: Algorithm, x0: Vector, mean: Vector | None) -> Any:
+    """The server before round 0; ``mean`` is that of all full gradients at ``x0``.
 
     Raises:
         BrokenRuleError: a hook breaks a rule.
     """
-    server = call(algorithm, "init_server", x0)
-    if not algorithm.warm_start:
-        return server
-    after = call(algorithm, "warm_start_server", server, mean)
-    require_form(algorithm, "warm_start_server", "a server", after, "init_server", server)
-    return after
+    return _first(algorithm, "init_server", "a server", (x0,), mean)
 
 
-def with_first_state(algorithm: Algorithm, member: Member) -> Member:
-    """The member before round 0, its state that of the warm start if there is one.
+def first_state(
+    algorithm: Algorithm, x0: Vector, random_init: RandomInit, grad: Vector | None
+) -> Any:
+    """The state of a client before round 0; ``grad`` is its full gradient at ``x0``.
 
     Raises:
         BrokenRuleError: the hook breaks a rule.
     """
+    return _first(algorithm, "init_client", "a state", (x0, random_init), grad)
+
+
+def _first(
+    algorithm: Algorithm, hook: str, what: str, args: Sequence[Any], grad: Vector | None
+) -> Any:
+    """What a hook returns before round 0: with the gradient, if there is a warm start."""
+    first = call(algorithm, hook, *args)
     if not algorithm.warm_start:
-        return member
-    state = call(algorithm, "warm_start_client", member.state, member.initial_grad)
-    require_form(algorithm, "warm_start_client", "a state", state, "init_client", member.state)
-    return member._replace(state=state)
+        return first
+    warm = call(algorithm, hook, *args, grad)
+    require_form(algorithm, hook, what, warm, "without a gradient", first)
+    return warm
 
 
 def full_gradient_points(algorithm: Algorithm, server: Any) -> tuple[Vector, ...]:
@@ -226,18 +234,7 @@ def full_gradient_points(algorithm: Algorithm, server: Any) -> tuple[Vector, ...
 
 def known_to_server(algorithm: Algorithm, means: Sequence[Vector]) -> tuple[Vector, ...]:
     """Of the full gradients' means, those that ``Cohort.grads`` has: all or none."""
-    return tuple(means) if algorithm.full_gradient in KNOWN_TO_SERVER else ()
-
-
-def call_prepare(algorithm: Algorithm, server: Any, cohort: Cohort) -> Any:
-    """The server before the broadcast.
-
-    Raises:
-        BrokenRuleError: it is no longer a server.
-    """
-    after = call(algorithm, "prepare", server, cohort)
-    require_form(algorithm, "prepare", "a server", after, "init_server", server)
-    return after
+    return tuple(means) if algorithm.full_gradient == "server" else ()
 
 
 class CheckedAlgorithm:
@@ -265,13 +262,12 @@ class CheckedAlgorithm:
         """A vector like the model."""
         return self._vector("first_point", message, state, client)
 
-    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        """A vector like the model."""
-        return self._vector("start_point", y, local, client)
-
-    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        """A vector like the model."""
-        return self._vector("gradient_point", y, start, local, client)
+    def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
+        """Two vectors like the model."""
+        pair = self._pair("points", _FROM_POINTS, y, local, client)
+        for point in pair:
+            _require_like(self._algorithm, "points", point, self._x)
+        return pair
 
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client
@@ -349,10 +345,7 @@ def call_client_hooks(
     if "x" not in getattr(message, "_fields", ()):
         kind = type(message).__name__
         raise broken(algorithm, "broadcast", f"returns a {kind}; expected a NamedTuple with x")
-    checked, (state, client, grad, _) = (
-        CheckedAlgorithm(algorithm, message.x),
-        with_first_state(algorithm, member),
-    )
+    checked, (state, client, grad) = CheckedAlgorithm(algorithm, message.x), member
     local = checked.begin(message, state, client)
     y = checked.first_point(message, state, client).clone()
     step = local_step(checked, descent, y, local, descent.init(y), grad, client)
@@ -380,6 +373,7 @@ def require_repeatable(
     algorithm: Algorithm,
     descent: Descent,
     x0: Vector,
+    mean: Vector | None,
     members: Sequence[Callable[[], Member]],
     cohort: Cohort,
 ) -> None:
@@ -389,6 +383,7 @@ def require_repeatable(
         algorithm: whose hooks are called.
         descent: of the local steps.
         x0: the initial model.
+        mean: of all full gradients there; None without a warm start.
         members: each makes the inputs of a client, with the same values at every call.
         cohort: the round's.
 
@@ -397,15 +392,10 @@ def require_repeatable(
             client than for the other, or breaks another rule.
         Exception: whatever else a faulty hook raises.
     """
-    gradients = [made().initial_grad for made in members]
-    mean = torch.stack(gradients).mean(0)
     server = first_server(algorithm, x0, mean)
-    hook = "warm_start_server" if algorithm.warm_start else "init_server"
-    _require_same(algorithm, hook, server, first_server(algorithm, x0, mean))
+    _require_same(algorithm, "init_server", server, first_server(algorithm, x0, mean))
     points = full_gradient_points(algorithm, server)
-    prepared = call_prepare(algorithm, server, cohort)
-    _require_same(algorithm, "prepare", prepared, call_prepare(algorithm, server, cohort))
-    message = call(algorithm, "broadcast", prepared)
+    message = call(algorithm, "broadcast", server, cohort)
     _require_first_point(algorithm, points, message)
     once = [call_client_hooks(algorithm, descent, message, made()) for made in members]
     for result in once[1:]:
@@ -416,12 +406,12 @@ def require_repeatable(
     for first, second in zip(once, reversed(again), strict=True):
         _require_same(algorithm, "finish", first, second)
     uploads = [result.upload for result in once]
-    after = call_update(algorithm, prepared, uploads, cohort)
-    _require_same(algorithm, "update", after, call_update(algorithm, prepared, uploads, cohort))
-    _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", prepared))
+    after = call_update(algorithm, server, uploads, cohort)
+    _require_same(algorithm, "update", after, call_update(algorithm, server, uploads, cohort))
+    _require_same(algorithm, "broadcast", message, call(algorithm, "broadcast", server, cohort))
     # Once more after a round, in which the models of the server have become different ones.
     points = full_gradient_points(algorithm, after)
-    message = call(algorithm, "broadcast", call_prepare(algorithm, after, cohort))
+    message = call(algorithm, "broadcast", after, cohort)
     _require_first_point(algorithm, points, message)
 
 
@@ -440,24 +430,22 @@ def require_repeatable_without_data(algorithm: Algorithm, descent: Descent) -> N
     algorithm, number = with_facts(algorithm, descent), torch.ones((), dtype=torch.float64)
 
     def made(noise: Vector) -> Member:
-        state = call(algorithm, "init_client", x0, x0.clone)
+        state = first_state(algorithm, x0, x0.clone, noise)
         client = Client(
             0 * number,
             0 * number,
             number,
             0.1 * number,
             number,
-            noise,
-            noise,
+            noise if points else None,
             made_up_counts(algorithm, x0),
         )
-        grad = TrialGrad(lambda y: y + noise, algorithm)
-        return Member(state, client, grad, noise)
+        return Member(state, client, TrialGrad(lambda y: y + noise, algorithm))
 
-    members = [lambda own=own: made(own) for own in noise]
-    points = full_gradient_points(algorithm, first_server(algorithm, x0, noise[0]))
-    grads = known_to_server(algorithm, [point + noise[0] for point in points])
-    require_repeatable(algorithm, descent, x0, members, Cohort(0, 2, 4, 0.1, grads))
+    members, mean = [lambda own=own: made(own) for own in noise], torch.stack(noise).mean(0)
+    points = full_gradient_points(algorithm, first_server(algorithm, x0, mean))
+    grads = known_to_server(algorithm, [point + mean for point in points])
+    require_repeatable(algorithm, descent, x0, mean, members, Cohort(0, 2, 4, 0.1, grads))
 
 
 def require_form(
@@ -559,7 +547,7 @@ def _require_first_point(algorithm: Algorithm, points: Sequence[Vector], message
             algorithm,
             "full_gradient_points",
             "returns another first point than the x of the message, at which the clients' "
-            "full_grad is taken; let it return x first, and let prepare leave x as it is",
+            "full_grad is taken; let it return the x of broadcast first",
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hpcfl.algorithms.base import Cohort
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.cohort.assignment import NOBODY, Assignment
 from hpcfl.cohort.participation import Participation
 from hpcfl.engine.choice import choose
@@ -107,9 +107,7 @@ def run_round(
     tasks = training.clients.tasks(mine, t, steps)
     timer.mark("sample")
     cohort, tasks = take_full_gradients(run, server, cohort, tasks, record, local_values)
-    prepared = algorithm.prepare(server, cohort)
-    require_form(algorithm, "prepare", "a server", prepared, "before", server)
-    message = algorithm.broadcast(prepared)
+    message = algorithm.broadcast(server, cohort)
     record["down_bytes"] += size * algorithm.down_bytes(message)
     states = training.states.load(assignment, upcoming)
     timer.mark("read")
@@ -139,7 +137,7 @@ def run_round(
     timer.mark("write")
     upload, loss = run.schema.split_loss(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
-    after = _updated(run, prepared, upload, cohort)
+    after = _updated(run, server, upload, cohort)
     record |= run.observer.observe(cohort, message, after.x, tasks, results)
     return after, record, RoundRequests.of(maxima)
 

@@ -67,7 +67,7 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
     record |= {"down_bytes": population * nbytes(received), "up_bytes": 0}
     values = partial(local_values, run, monotonic())
     total = torch.zeros_like(x0, dtype=torch.float64)
-    groups = run.warm_start_groups
+    groups, planned = run.warm_start_groups, run.schema.state
     for group, size in enumerate(groups.sizes):
         mine, upcoming = groups.assignment(group), groups.assignment(group + 1)
         training.clients.prefetch([*mine.trained, *upcoming.trained])
@@ -79,21 +79,21 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
         mean, up, maxima = plain_mean(run, gradients, mine.trained, size, 0, values)
         total += size * mean.double()
         record["up_bytes"] += up
-        states = training.states.load(mine, upcoming)
-        timer.mark("read")
-        for k, (task, gradient) in enumerate(zip(tasks, gradients, strict=True)):
-            with client_errors(task, "warm_start_client"):
-                first = algorithm.warm_start_client(states[k], gradient)
+        states = []
+        for task, gradient in zip(tasks, gradients, strict=True):
+            with client_errors(task, "init_client"):
+                state = groups.first_state(task.client_id, gradient)
                 require_form(
-                    algorithm, "warm_start_client", "a state", first, "init_client", states[k]
+                    algorithm, "init_client", "a state", state, "in the dry round", planned
                 )
-                states[k] = first
+            states.append(state)
         training.states.save(mine, states, x0)
         timer.mark("write")
         # After the last group the first round takes the signal: the pass need not be repeated.
         if (stop := RoundRequests.of(maxima).stop) and group + 1 < len(groups.sizes):
             raise stopped(stop, 0, run.schedule.rounds)
     record["store_s"] = training.states.pop_elapsed_s()
-    after = algorithm.warm_start_server(server, (total / population).to(x0.dtype))
-    require_form(algorithm, "warm_start_server", "a server", after, "init_server", server)
+    init_server: Any = algorithm.init_server  # which takes a gradient, as there is a warm start
+    after = init_server(x0, (total / population).to(x0.dtype))
+    require_form(algorithm, "init_server", "a server", after, "without a gradient", server)
     return after

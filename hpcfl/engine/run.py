@@ -117,6 +117,8 @@ class WarmStartGroups:
     """Clients of each group."""
     assignment: Callable[[int], Assignment]
     """From a group's number to the clients of this rank; to none after the last group."""
+    first_state: Callable[[int, Vector], Any]
+    """From a client and its full gradient at the initial model to its first state."""
 
 
 @dataclass(frozen=True)

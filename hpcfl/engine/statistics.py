@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Grad, RandomInit
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad, RandomInit
 from hpcfl.errors import BrokenRuleError
 from hpcfl.types import Scalar, Vector
 
@@ -125,32 +126,19 @@ class WithStatistics(Algorithm):
         """A copy whose method has these facts."""
         return WithStatistics(self.method.with_facts(facts), self.initial, self.carried)
 
-    def init_server(self, x0: Vector) -> Any:
-        return self._with_server(self.method.init_server(x0), self.initial.to(x0.device))
+    def init_server(self, x0: Vector, *grad: Vector) -> Any:
+        return self._with_server(self.method.init_server(x0, *grad), self.initial.to(x0.device))
 
-    def init_client(self, x0: Vector, random_init: RandomInit) -> Any:
-        state = self.method.init_client(x0, random_init)
+    def init_client(self, x0: Vector, random_init: RandomInit, *grad: Vector) -> Any:
+        state = self.method.init_client(x0, random_init, *grad)
         return joined(state, self.initial.to(x0.device)) if self._local else state
-
-    def warm_start_client(self, state: Any, gradient: Vector) -> Any:
-        inner, statistics = self._state(state)
-        first = self.method.warm_start_client(inner, gradient)
-        return first if statistics is None else joined(first, statistics)
-
-    def warm_start_server(self, server: Any, mean: Vector) -> Any:
-        inner, statistics = self._server(server)
-        return self._with_server(self.method.warm_start_server(inner, mean), statistics)
 
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
         return self.method.full_gradient_points(self._server(server)[0])
 
-    def prepare(self, server: Any, cohort: Cohort) -> Any:
+    def broadcast(self, server: Any, cohort: Cohort) -> Any:
         inner, statistics = self._server(server)
-        return self._with_server(self.method.prepare(inner, cohort), statistics)
-
-    def broadcast(self, server: Any) -> Any:
-        inner, statistics = self._server(server)
-        return self._with_server(self.method.broadcast(inner), statistics)
+        return self._with_server(self.method.broadcast(inner, cohort), statistics)
 
     def begin(self, message: Any, state: Any, client: Client) -> Any:
         (inner, sent), (own, kept) = self._server(message), self._state(state)
@@ -161,11 +149,8 @@ class WithStatistics(Algorithm):
         own, _ = self._state(state)
         return self.method.first_point(self._server(message)[0], own, client)
 
-    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
-        return self.method.start_point(y, split(local).tree, client)
-
-    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        return self.method.gradient_point(y, start, split(local).tree, client)
+    def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
+        return self.method.points(y, split(local).tree, client)
 
     def direction(
         self, point: Vector, local: Any, grad: Grad, client: Client

@@ -22,7 +22,7 @@ from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.statistics import evaluated_point, personal_point
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import readable
-from hpcfl.job.schema import LoadedJob, facts_of
+from hpcfl.job.schema import LoadedJob, carried_statistics, facts_of
 from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.statistics import (
@@ -236,9 +236,10 @@ def _arrays(
     # What the data say is in the history too, but in that of an older run or of a lost one.
     start = folder.last_start
     clients_known = start.get("clients") or job.data.population or 1
-    facts = facts_of(job, clients_known, start.get("classes"), None)
-    facts = facts._replace(layout=cache(lambda: layout_of(built())))
     statistics = _statistics(folder, built)
+    carried = None if statistics is None else carried_statistics(job)
+    facts = facts_of(job, clients_known, start.get("classes"), None, carried)
+    facts = facts._replace(layout=cache(lambda: layout_of(built())))
     algorithm = with_statistics(job, job.algorithm.with_facts(facts), statistics)
     schema = dry_round(algorithm, x0.numel(), x0.dtype)
     found = read_checkpoint(checkpoint, schema.server, torch.device("cpu"))

@@ -1,12 +1,13 @@
 """Find the class that a section names: a built-in class, an entry point or a dotted path."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
-from inspect import get_annotations, isabstract, signature
+from inspect import Parameter, get_annotations, isabstract, signature
 from pathlib import Path
 from reprlib import Repr
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -25,24 +26,19 @@ from hpcfl.user_code.names import find_object, import_advice, is_in_file, requir
 
 SECTION = "a section (a mapping of keys to values)"
 _MAIN = "__main__"
-RENAMED: Mapping[type[Any], Mapping[str, str]] = {
-    Algorithm: {
-        "displace": "start_point",
-        "lookahead": "gradient_point",
-        "remember": "direction, which returns the new local quantities too",
-        "update_local": "direction, which returns the new local quantities too",
-        "settle": "resolve(facts)",
-        "resolve_defaults": "resolve(facts)",
-        "refuses_momentum": "refuses_optimizer",
-        "plain": "unweighted",
-        "derived": "not_transmitted",
-        "counted": "traffic_note",
-    }
+FORMER_HOOKS = {
+    "prepare": "broadcast(server, cohort)",
+    "start_point": "the first of the two that points(y, local, client) returns",
+    "gradient_point": "the second of the two that points(y, local, client) returns",
+    "warm_start_client": "init_client(x0, random_init, grad=None)",
+    "warm_start_server": "init_server(x0, grad=None)",
+    "refuses_optimizer": "resolve(facts), by facts.require_plain_sgd(why)",
+    "refuses_statistics": "resolve(facts), by a ValueError that follows from facts.statistics",
+    "traffic_note": "a line of the docstring",
 }
-"""Former names of methods, and their present names.
+"""Former names of an algorithm's hooks and attributes, and what serves in their place.
 
-A class with a former name is refused: nothing would call that method, and the run would silently
-train with the base class's.
+A class with one is refused: nothing would call that hook, and the run would train without it.
 """
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -139,14 +135,16 @@ def check_names(at: str, name: str, found: type[Any], base: type[Any]) -> None:
     """
     settings = {field.name for field in fields(found)} if is_dataclass(found) else set()
     known = [key for key in vars(base) if key[0] != "_" and key not in settings]
-    for cls in found.__mro__:
-        if cls.__module__.partition(".")[0] in ("hpcfl", "builtins", "abc"):
-            continue
-        own = sorted(vars(cls).keys() - settings)
-        if former := [key for key in own if key in RENAMED.get(base, {})]:
-            now = "; ".join(f"{key} is now {RENAMED[base][key]}" for key in former)
-            raise JobError(f"{at}: {name!r} defines former names, which nothing calls: {now}")
-        for key in own:
+    classes = [
+        cls
+        for cls in found.__mro__
+        if cls.__module__.partition(".")[0] not in ("hpcfl", "builtins", "abc")
+    ]
+    former = [line for cls in classes for line in _former(cls, settings)]
+    if base is Algorithm and former:
+        raise JobError(f"{at}: {name!r} is written for other hooks: {'; '.join(former)}")
+    for cls in classes:
+        for key in sorted(vars(cls).keys() - settings):
             if isinstance(vars(cls)[key], property) and callable(getattr(base, key, None)):
                 hook = f"{key}({', '.join(signature(getattr(base, key)).parameters)})"
                 raise JobError(f"{at}: {name!r} has a property {key}, expected a method {hook}")
@@ -157,6 +155,30 @@ def check_names(at: str, name: str, found: type[Any], base: type[Any]) -> None:
                     f"{at}: {name!r} defines {key}, which nothing {use}; did you mean "
                     f"{meant[0]}? (a {what} of your own begins with an underscore)"
                 )
+
+
+def _former(cls: type[Any], settings: Set[str]) -> Iterator[str]:
+    """What a class has of the former hooks of an algorithm, and what serves in its place.
+
+    Args:
+        cls: the class.
+        settings: names that are keys of the job, not hooks.
+    """
+    own = vars(cls)
+    for key in sorted(FORMER_HOOKS.keys() & own.keys() - settings):
+        yield f"{key} is now {FORMER_HOOKS[key]}"
+    broadcast = own.get("broadcast")
+    if isinstance(broadcast, FunctionType):
+        arguments = signature(broadcast, follow_wrapped=False).parameters.values()
+        if [one.kind for one in arguments] == [Parameter.POSITIONAL_OR_KEYWORD] * 2:
+            yield "broadcast(server) is now broadcast(server, cohort)"
+    scope = own.get("full_gradient")
+    code = getattr(getattr(scope, "fget", None), "__code__", None)
+    if scope == "cohort" or (code is not None and "cohort" in code.co_consts):
+        yield (
+            'full_gradient "cohort" is now "server", and client.cohort_grad what broadcast puts '
+            "of cohort.grads into the message"
+        )
 
 
 def import_dotted(at: str, name: str, accepts: Accepts) -> Any:

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from hpcfl.algorithms.base import Algorithm, Facts
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.dpfedavg import DPFedAvg
+from hpcfl.algorithms.facts import Facts
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
@@ -406,25 +407,12 @@ def _check_coherent(job: Job, file: JobFile) -> None:
             f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
             "which takes one client at a time; say executor: block, or block_size: null"
         )
-    name, refused = file.tree["algorithm"]["name"], job.algorithm.refuses_optimizer
-    if job.local.momentum and refused:
-        raise JobError(
-            f"{file.where(('local', 'momentum'))}: local.momentum: found {job.local.momentum:g}, "
-            f"but {name} takes none ({refused}); set local.momentum=0, or another algorithm"
-        )
-    if not isinstance(job.local.optimizer, str) and refused:
-        raise JobError(
-            f"{file.where(('local', 'optimizer'))}: local.optimizer: found "
-            f"{job.local.optimizer.kind}, but {name} takes plain SGD alone ({refused}); set "
-            "local.optimizer=sgd, or another algorithm"
-        )
-    statistics = job.model.statistics or job.algorithm.statistics
-    own_models = job.algorithm.has_personal_models or statistics == "local"
+    own_models = job.algorithm.has_personal_models or carried_statistics(job) == "local"
     if job.evaluate.personal is True and not own_models:
         raise JobError(
-            f"{file.where(('evaluate', 'personal'))}: evaluate.personal: {name} makes no models of "
-            "the clients' own, as fedper and ditto do; remove the key, or set "
-            "evaluate.personal.steps to score fine-tuned models"
+            f"{file.where(('evaluate', 'personal'))}: evaluate.personal: "
+            f"{file.tree['algorithm']['name']} makes no models of the clients' own, as fedper and "
+            "ditto do; remove the key, or set evaluate.personal.steps to score fine-tuned models"
         )
 
 
@@ -537,6 +525,7 @@ def resolve_algorithm(
     population: int | None,
     classes: int | None = None,
     layout: Layout | None = None,
+    statistics: str | None = None,
 ) -> LoadedJob:
     """Give the algorithm its facts, resolve its defaults, and check the job against them.
 
@@ -545,6 +534,7 @@ def resolve_algorithm(
         population: the number of clients; None if only the data knows it: nothing is resolved.
         classes: of the data, if there are any and they are known.
         layout: of the model; None where it is not built.
+        statistics: what rounds do with those of the model; None where they move none.
 
     Raises:
         JobError: the cohorts, the blocks or the algorithm do not fit the clients or the model.
@@ -560,7 +550,7 @@ def resolve_algorithm(
     name = loaded.tree["algorithm"]["name"]
     hook = type(job.algorithm).resolve
     with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", defined(hook)):
-        facts = facts_of(job, population, classes, layout)
+        facts = facts_of(job, population, classes, layout, statistics)
         try:
             algorithm = job.algorithm.resolve(facts).with_facts(facts)
         except ValueError as e:
@@ -568,7 +558,19 @@ def resolve_algorithm(
     return with_resolved_algorithm(loaded, algorithm)
 
 
-def facts_of(job: Job, population: int, classes: int | None, layout: Layout | None) -> Facts:
+def carried_statistics(job: Job) -> Literal["mean", "local"] | None:
+    """What rounds do with the running statistics of a model; None: nothing, they are frozen."""
+    kind = job.model.statistics or job.algorithm.statistics
+    return None if kind == "frozen" else kind
+
+
+def facts_of(
+    job: Job,
+    population: int,
+    classes: int | None,
+    layout: Layout | None,
+    statistics: str | None,
+) -> Facts:
     """What an algorithm may know of a job."""
     local = job.local
     return Facts(
@@ -583,6 +585,7 @@ def facts_of(job: Job, population: int, classes: int | None, layout: Layout | No
         classes=classes,
         loss=job.loss if isinstance(job.loss, str) else job.loss.kind,
         layout=layout,
+        statistics=statistics,
     )
 
 

@@ -16,19 +16,26 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from hpcfl.algorithms.base import Client, Forward, LossTerms
+from hpcfl.algorithms.facts import Client, Forward, LossTerms
 from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.draws import drawn
 from hpcfl.local.layers import VmapReductions, stacked
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import ClientResult, ClientTask, OneAtATime, local_step
+from hpcfl.local.step import (
+    ClientResult,
+    ClientTask,
+    ClientTensors,
+    OneAtATime,
+    local_step,
+    tensors_of,
+)
 from hpcfl.types import Vector
 
 # y [K, P]; the clients' local quantities and the states of the optimiser, [K, ...] each
 Carry = tuple[Tensor, Any, Any]
-StepFunction = Callable[[Carry, Client, Step], tuple[Carry, Tensor]]
+StepFunction = Callable[[Carry, ClientTensors, Step], tuple[Carry, Tensor]]
 
 
 class Block:
@@ -98,11 +105,12 @@ class Block:
     ) -> list[ClientResult]:
         """The local rounds of at most K clients."""
         device = message.x.device
-        clients = self._stack([task.client for task in tasks])
+        clients = self._stack([tensors_of(task.client) for task in tasks])
         clients = tree_map(lambda leaf: leaf.to(device), clients)
         before = self._stack(states)
 
-        def begin(state: Any, client: Client) -> Carry:
+        def begin(state: Any, tensors: ClientTensors) -> Carry:
+            client = Client(**tensors)
             local = self._algorithm.begin(message, state, client)
             y = self._algorithm.first_point(message, state, client)
             return y, local, self._sequential.descent.init(y)
@@ -117,16 +125,17 @@ class Block:
         # The next replay of a CUDA graph overwrites its outputs, and an upload may be one of them.
         carry = tree_map(torch.clone, carry)
 
-        def finish(y: Vector, local: Any, state: Any, client: Client) -> tuple[Any, Any]:
+        def finish(y: Vector, local: Any, state: Any, tensors: ClientTensors) -> tuple[Any, Any]:
+            client = Client(**tensors)
             found: tuple[Any, Any] = self._algorithm.finish(y, local, message, state, client)
             return found
 
         wanted = self._algorithm.client_draws
         draws = [drawn(wanted, message.x, t.seed, t.round, t.client_id) for t in tasks]
-        clients = clients._replace(draws=self._stack(draws))
+        clients = {**clients, "draws": self._stack(draws)}
         with self._reductions():
             uploads, after = vmap(finish)(*carry[:2], before, clients)
-        losses = total / clients.steps
+        losses = total / clients["steps"]
         return [
             ClientResult(
                 _slot(uploads, k),
@@ -147,17 +156,18 @@ class Block:
         return tree_map(lambda *leaves: torch.stack(leaves), *filled)
 
     def _step_without_graph(
-        self, carry: Carry, clients: Client, step: Step
+        self, carry: Carry, clients: ClientTensors, step: Step
     ) -> tuple[Carry, Tensor]:
         """One local step of K clients, and their losses [K]: 0 for inactive clients."""
         algorithm, descent = self._algorithm, self._sequential.descent
 
         def step_one(
-            y: Vector, local: Any, state: Any, client: Client, active: Tensor
+            y: Vector, local: Any, state: Any, tensors: ClientTensors, active: Tensor
         ) -> tuple[Carry, Tensor]:
+            client = Client(**{**tensors, "step": step.number})
             grad = PaddedGradient(self._gradients, step.batches, stacked)
             start, along, scale, new_local, new_state = local_step(
-                algorithm, descent, y, local, state, grad, client._replace(step=step.number)
+                algorithm, descent, y, local, state, grad, client
             )
             new_y = start - scale * client.lr * along
             loss = torch.zeros_like(client.lr) if grad.loss is None else grad.loss

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from hpcfl.algorithms.base import Forward, LossTerms
+from hpcfl.algorithms.facts import Forward, LossTerms
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.layers import Convolutions, PaddedLayers, VmapLayers
 from hpcfl.local.step import as_forward, check_terms, clipped

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.facts import Client
 from hpcfl.cohort.participation import OF_JOB
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
@@ -90,7 +90,6 @@ class ClientPool:
         self._full_batch, self._classes = full_batch, count_labels
         self._labels = dataset.train.labels
         self._prefetcher = BatchPrefetcher(self.train_source, dataset.train.inputs, dtype, device)
-        self._no_gradient = torch.empty(0, dtype=dtype, device=device)
         self.examples = [len(rows) for rows in data.rows]
         """n_i of every client."""
         self._made: dict[tuple[int, int, int], list[BatchIndices]] = {}  # by client, round, steps
@@ -187,8 +186,6 @@ class ClientPool:
                 steps=number(steps),
                 lr=number(self._local_lr(round)),
                 examples=number(count),
-                full_grad=self._no_gradient,
-                cohort_grad=self._no_gradient,
                 label_counts=self._label_counts(client),
             ),
             batches=self._timed(batches, steps),
@@ -388,10 +385,10 @@ class ClientPool:
             batch = self._transformed(stored, transform)
             yield terms(self._loss, batch.labels), batch
 
-    def _label_counts(self, client: int) -> Tensor:
-        """[classes], the client's examples of each class; [0] unless they are asked for."""
+    def _label_counts(self, client: int) -> Tensor | None:
+        """[classes], the client's examples of each class; None unless they are asked for."""
         if self._classes is None:
-            return self._no_gradient
+            return None
         own = self._labels[torch.as_tensor(self._rows[client])]
         counts = torch.bincount(own.flatten().long().cpu(), minlength=self._classes)
         return counts.to(self._device, self._dtype)

@@ -2,7 +2,7 @@
 
 import torch
 
-from hpcfl.algorithms.base import Draws
+from hpcfl.algorithms.facts import Draws
 from hpcfl.errors import BrokenRuleError
 from hpcfl.seeds import NO_CLIENT, stream
 from hpcfl.types import Vector

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from hpcfl.algorithms.base import Client, Message, Nothing
+from hpcfl.algorithms.base import Message, Nothing
+from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Vector
 

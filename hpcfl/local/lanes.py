@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.facts import Client
 from hpcfl.local.block import Carry, PaddedGradient, with_received
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.cuda_graph import capture
@@ -28,7 +28,15 @@ from hpcfl.local.error_context import client_errors
 from hpcfl.local.layers import PAD_MULTIPLE, LaneLayers, PaddedLayers
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import ClientResult, ClientTask, default_generators, local_step, unchanged
+from hpcfl.local.step import (
+    ClientResult,
+    ClientTask,
+    ClientTensors,
+    default_generators,
+    local_step,
+    tensors_of,
+    unchanged,
+)
 from hpcfl.types import Batch, Vector
 
 ROUND_BYTES = 1 << 30  # of batches that are gathered before their steps
@@ -146,7 +154,7 @@ class Lanes:
         """All local steps of at most K clients: what they carry after them, and sums of losses."""
         steps, work = self._batches.steps(tasks), [int(task.client.steps) for task in tasks]
         first, memory = next(steps), self._memory
-        clients = [task.client for task in tasks]
+        clients = [tensors_of(task.client) for task in tasks]
         if memory is None:
             memory = _Memory(first, self._orders, carries[0], clients[0], self._most_steps)
             memory.capture(self._step)
@@ -165,11 +173,11 @@ class Lanes:
 
     def _step(self, memory: "_Memory", k: int) -> None:
         """One local step of the client in lane k, in the lane's memory."""
-        y, local, state, client = memory.slots[k]
+        y, local, state, tensors = memory.slots[k]
+        client = Client(**{**tensors, "step": memory.taken[k].to(torch.float64)})
         grad = PaddedGradient(self._gradients, memory.batch(k), _call)
-        now = client._replace(step=memory.taken[k].to(torch.float64))
         start, along, scale, *after = local_step(
-            self._algorithm, self._sequential.descent, y, local, state, grad, now
+            self._algorithm, self._sequential.descent, y, local, state, grad, client
         )
         new_y = start - scale * client.lr * along
         memory.set(k, (new_y, *after))
@@ -187,7 +195,7 @@ class _Memory:
         orders: of inputs, labels and counts [B, ...]: their dimensions from the longest stride to
             the shortest, which a layer's kernels, and so the bits, may depend on.
         carry: of any client, for the shapes of what it carries through its steps.
-        client: its numbers.
+        client: what it has.
         most_steps: of a client in a round.
     """
 
@@ -196,7 +204,7 @@ class _Memory:
         step: Step,
         orders: Sequence[Sequence[int]],
         carry: Carry,
-        client: Client,
+        client: ClientTensors,
         most_steps: int,
     ) -> None:
         inputs, labels, counts, seeds = step.batches
@@ -225,7 +233,9 @@ class _Memory:
         for k in range(len(self.slots)):
             self.lanes.append(_Lane(partial(step, self, k), self.at.zero_))
 
-    def begin(self, carries: Sequence[Carry], clients: Sequence[Client], seeds: Tensor) -> None:
+    def begin(
+        self, carries: Sequence[Carry], clients: Sequence[ClientTensors], seeds: Tensor
+    ) -> None:
         """Set the clients of the lanes."""
         for slot, carry, client in zip(self.slots, carries, clients, strict=False):
             for own, given in zip(tree_leaves(slot), tree_leaves((*carry, client)), strict=True):

@@ -19,7 +19,7 @@ from hpcfl.local.step import (
 from hpcfl.optim import Descent, Sgd
 from hpcfl.types import Vector
 
-_STEP_HOOKS = ("start_point", "gradient_point", "direction", "step_scale")
+_STEP_HOOKS = ("points", "direction", "step_scale")
 
 
 class Sequential:

@@ -5,7 +5,7 @@ the dry round and the checks before round 1 all take.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Client, Forward, Grad, LossTerms
+from hpcfl.algorithms.facts import Client, Forward, Grad, LossTerms
 from hpcfl.data.partition import ExampleRows
 from hpcfl.errors import BrokenRuleError
 from hpcfl.layout import Layout
@@ -114,12 +114,8 @@ class BatchIndices(NamedTuple):
 class StepHooks(Protocol):
     """The hooks of a local step: an ``Algorithm``, or one whose rules are checked."""
 
-    def start_point(self, y: Vector, local: Any, client: Client) -> Vector:
+    def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
         """See ``Algorithm``, as of all hooks here."""
-        ...
-
-    def gradient_point(self, y: Vector, start: Vector, local: Any, client: Client) -> Vector:
-        """Where the gradient is taken."""
         ...
 
     def direction(
@@ -163,8 +159,7 @@ def local_step(
         grad: the gradient of the step's batch at a point.
         client: the client.
     """
-    start = hooks.start_point(y, local, client)
-    point = hooks.gradient_point(y, start, local, client)
+    start, point = hooks.points(y, local, client)
     d, local = hooks.direction(point, local, grad, client)
     along, state = descent.step(d, point, state)
     return LocalStep(start, along, hooks.step_scale(y, local, client), local, state)
@@ -177,6 +172,14 @@ def number(value: float) -> Tensor:
     Never of integers: a Python float to the power of such a tensor is float32.
     """
     return torch.tensor(value, dtype=torch.float64)
+
+
+ClientTensors = Mapping[str, Any]
+
+
+def tensors_of(client: Client) -> ClientTensors:
+    """What a client has, by field: ``vmap`` and graphs take tensors, and no None."""
+    return {field: value for field, value in client._asdict().items() if value is not None}
 
 
 class ClientTask(NamedTuple):

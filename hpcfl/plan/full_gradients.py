@@ -1,6 +1,5 @@
 """Count the full gradients of a job."""
 
-from hpcfl.engine.hook_rules import KNOWN_TO_SERVER
 from hpcfl.setup.components import Components
 
 
@@ -23,5 +22,4 @@ def full_gradients(components: Components) -> int:
 
 def full_gradient_means(components: Components) -> int:
     """Means of full gradients that a round of the algorithm takes."""
-    known = components.algorithm.full_gradient in KNOWN_TO_SERVER
-    return components.schema.points if known else 0
+    return components.schema.points if components.algorithm.full_gradient == "server" else 0

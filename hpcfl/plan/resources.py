@@ -84,8 +84,6 @@ class Plan:
     """Of the candidates of a round, besides what those of them that train receive and send."""
     candidates: int
     """Clients of a round that compute their loss on all their examples; 0: none do."""
-    counted: str
-    """How a paper counts the traffic, where it counts otherwise."""
     own: int
     """Kept for each client that was seen."""
     shared: int
@@ -160,7 +158,6 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         warm_start=_warm_start_traffic(components),
         choice=_choice_traffic(components),
         candidates=_candidates(components),
-        counted=components.algorithm.traffic_note,
         own=kept.own.bytes,
         shared=kept.shared.bytes,
         server=nbytes(schema.server),

@@ -306,8 +306,7 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
     yield "traffic", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"
     yield "", f"{decimal(in_all.down)} down, {decimal(in_all.up)} up in all"
     down, up = (f"{size / found.vector:.3g}" for size in visit)
-    counted = f"; {found.counted}" if found.counted else ""
-    yield "overhead", f"{found.overhead:.3g}x FedAvg: {down} + {up} vectors{counted}"
+    yield "overhead", f"{found.overhead:.3g}x FedAvg: {down} + {up} vectors"
     once = f", and {decimal(found.shared)} for all of a rank and round" if found.shared else ""
     if found.accountant is not None:
         yield "privacy", _privacy(found.accountant, found.rounds)

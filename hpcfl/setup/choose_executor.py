@@ -12,7 +12,9 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from hpcfl.algorithms.facts import Cohort
 from hpcfl.comm.base import Comm
+from hpcfl.engine.hook_rules import known_to_server
 from hpcfl.errors import ClientError, JobError
 from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
@@ -170,11 +172,10 @@ def train_once(
 ) -> list[ClientResult]:
     """Train clients from the initial model and their first states, with full gradients of zero."""
     algorithm, x0 = components.algorithm, components.x0
-    message = algorithm.broadcast(algorithm.init_server(x0))
     states = [components.first_state(task.client_id) for task in tasks]
-    zero = torch.zeros_like(x0 if algorithm.full_gradient != "none" else x0[:0])
-    known = [
-        task._replace(client=task.client._replace(full_grad=zero, cohort_grad=zero))
-        for task in tasks
-    ]
-    return executor.train(message, known, states)
+    zeros = [torch.zeros_like(x0)] * components.schema.points
+    cohort = Cohort(0, len(tasks), len(components.rows), 1.0, known_to_server(algorithm, zeros))
+    message = algorithm.broadcast(algorithm.init_server(x0), cohort)
+    if zeros:
+        tasks = [task._replace(client=task.client._replace(full_grad=zeros[0])) for task in tasks]
+    return executor.train(message, tasks, states)

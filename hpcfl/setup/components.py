@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hpcfl.algorithms.base import Algorithm, Message, RandomInit
-from hpcfl.cohort.assignment import Assignment, Balance, in_groups
+from hpcfl.algorithms.base import Algorithm, Message
+from hpcfl.algorithms.facts import RandomInit
+from hpcfl.cohort.assignment import Balance, in_groups
 from hpcfl.cohort.participation import Participation
 from hpcfl.cohort.sampling import PowerOfChoice
 from hpcfl.comm.base import Comm
@@ -38,7 +39,13 @@ from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.evaluation.measure import Meter
 from hpcfl.evaluation.run_score import OwnModels, Trained, deciding_scores
-from hpcfl.job.schema import Job, LoadedJob, check_full_blocks, resolve_algorithm
+from hpcfl.job.schema import (
+    Job,
+    LoadedJob,
+    carried_statistics,
+    check_full_blocks,
+    resolve_algorithm,
+)
 from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.devices import Participants, Visits
@@ -133,9 +140,14 @@ class Components:
             self.loaded, self.dataset, key(self.job.seed, "fresh", client=client)
         )[0].to(self.device)
 
-    def first_state(self, client: int) -> Any:
-        """The state of a client that never had one, on the device."""
-        return self.algorithm.init_client(self.x0, self.random_init(client))
+    def first_state(self, client: int, *grad: Vector) -> Any:
+        """The state of a client before its first round, on the device.
+
+        Args:
+            client: its number.
+            grad: with a warm start, its full gradient at the initial model.
+        """
+        return self.algorithm.init_client(self.x0, self.random_init(client), *grad)
 
     @property
     def stored_state(self) -> StateSchema:
@@ -511,9 +523,10 @@ class Components:
 
 def with_statistics(job: Job, algorithm: Algorithm, initial: Vector | None) -> Algorithm:
     """The algorithm, with running statistics [Q] as the job has them, if rounds move any."""
-    if initial is None or job.model.statistics == "frozen":
+    carried = carried_statistics(job)
+    if initial is None or carried is None:
         return algorithm
-    return WithStatistics(algorithm, initial, job.model.statistics or algorithm.statistics)
+    return WithStatistics(algorithm, initial, carried)
 
 
 def stored(job: Job, schema: RoundSchema) -> StateSchema:
@@ -562,11 +575,12 @@ def build_components(
         personal, numbers = dataset.personal, split.clients.tolist()
         dataset = replace(dataset, personal=lambda client: personal(numbers[client]))
     x0, model, skipped = initial_model(loaded, dataset, resumed)
-    layout = layout_of(model)
-    loaded = resolve_algorithm(loaded, len(split.rows), dataset.classes, layout)
+    layout, moved = layout_of(model), bool(statistics_of(model))
+    carried = carried_statistics(job) if moved else None
+    loaded = resolve_algorithm(loaded, len(split.rows), dataset.classes, layout, carried)
     algorithm, name = loaded.job.algorithm, loaded.tree["algorithm"]["name"]
     model, x0 = model.to(device), x0.to(device)
-    statistics = RunningStatistics(model) if statistics_of(model) else None
+    statistics = RunningStatistics(model) if moved else None
     carrying = with_statistics(
         loaded.job, algorithm, None if statistics is None else statistics.initial
     )
@@ -643,18 +657,15 @@ def build_run(
         comm.size,
     )
 
-    def group_assignment(group: int) -> Assignment:
-        # Negative: RemoteClientStates recognises received states by this number, and those of the
-        # empty group after the last one must not be taken for round 0's.
-        return group_balance.assignment(group)._replace(round=group - len(groups) - 1)
-
     states = c.client_states(store)
     sends_states = steal and bool(c.stored_state.fields)
     return Run(
         algorithm=c.algorithm,
         schema=c.schema,
         x0=c.x0,
-        warm_start_groups=WarmStartGroups([len(group) for group in groups], group_assignment),
+        warm_start_groups=WarmStartGroups(
+            [len(group) for group in groups], group_balance.assignment, c.first_state
+        ),
         schedule=Schedule(
             rounds=job.rounds,
             participation=participation,

@@ -1,9 +1,11 @@
-"""Facts of a job, for tests that call an algorithm without one."""
+"""Facts of a job, and a cohort, for tests that call an algorithm without a round."""
 
 from dataclasses import replace
 
-from hpcfl.algorithms.base import Facts
+from hpcfl.algorithms.facts import Cohort, Facts
 from hpcfl.layout import stand_in
+
+COHORT = Cohort(round=0, size=2, population=4, lr=0.1, grads=())  # of no round in particular
 
 
 def facts(participation=1.0, population=1, *, size=7, **changes):

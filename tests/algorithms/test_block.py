@@ -19,6 +19,7 @@ from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.runs.layout import RunDir
 from hpcfl.setup import choose_executor
+from tests.algorithms.facts import COHORT
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
 from tests.algorithms.trace import trace
@@ -98,7 +99,7 @@ def train(tmp_path):
     }
     made = parts(tmp_path, job)
     executor = made.executor(made.gradient())
-    message = made.algorithm.broadcast(made.algorithm.init_server(made.x0))
+    message = made.algorithm.broadcast(made.algorithm.init_server(made.x0), COHORT)
 
     def go(clients):
         tasks = [made.clients.task(client, 0) for client in clients]

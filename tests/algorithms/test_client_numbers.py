@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Client, Upload
+from hpcfl.algorithms.base import Upload
+from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from tests.algorithms.play import kept, parts, play, servers, softmax_problem, states, tree
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import hpcfl.algorithms
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.algorithms.base import Client, Cohort
+from hpcfl.algorithms.facts import Client, Cohort
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.hook_rules import TrialGrad, made_up_counts
 from hpcfl.job.schema import REGISTRIES
@@ -26,7 +26,7 @@ from tests.algorithms.trace import trace
 from tests.long_form import long_form
 
 FILES = sorted(Path(hpcfl.algorithms.__file__).parent.glob("*.py"))
-METHODS = [path for path in FILES if path.stem not in ("__init__", "base", "layout")]
+METHODS = [path for path in FILES if path.stem not in ("__init__", "base", "facts")]
 MACHINE = {"rank", "ranks", "device", "devices", "row", "rows", "path", "paths", "cuda", "mpi"}
 LOWER = ("hpcfl.algorithms", "hpcfl.layout", "hpcfl.optim", "hpcfl.types")  # modules
 P = 7
@@ -104,21 +104,19 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
     x0, centres, fresh = draw(), [draw(), draw()], [draw(), draw()]
     server, states = algorithm.init_server(x0), {}
     if algorithm.warm_start:
-        first = [algorithm.init_client(x0, lambda i=i: fresh[i]) for i in range(2)]
         states = {
-            i: algorithm.warm_start_client(first[i], x0 - centre)
+            i: algorithm.init_client(x0, lambda i=i: fresh[i], x0 - centre)
             for i, centre in enumerate(centres)
         }
-        server = algorithm.warm_start_server(server, x0 - sum(centres) / 2)
+        server = algorithm.init_server(x0, x0 - sum(centres) / 2)
     for t in range(rounds):
         mean_centre = sum(centres) / 2
         grads = ()
-        if algorithm.full_gradient in ("server", "cohort"):
+        if algorithm.full_gradient == "server":
             points = algorithm.full_gradient_points(server)
             grads = tuple(point - mean_centre for point in points)
         cohort = Cohort(t, 2, 4, 0.1, grads)
-        server = algorithm.prepare(server, cohort)
-        message = algorithm.broadcast(server)
+        message = algorithm.broadcast(server, cohort)
         uploads = []
         for i, centre in enumerate(centres):
             steps = 2 + i
@@ -128,8 +126,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
                 torch.tensor(float(steps), dtype=torch.float64),
                 torch.tensor(0.1, dtype=torch.float64),
                 torch.tensor(5.0, dtype=torch.float64),
-                full_grad=message.x - centre,
-                cohort_grad=message.x - mean_centre,
+                full_grad=None if algorithm.full_gradient == "none" else message.x - centre,
                 label_counts=made_up_counts(algorithm, x0),
             )
             state = states.get(i)
@@ -139,8 +136,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
             y = algorithm.first_point(message, state, client)
             for k in range(steps):
                 client = client._replace(step=torch.tensor(float(k), dtype=torch.float64))
-                start = algorithm.start_point(y, local, client)
-                point = algorithm.gradient_point(y, start, local, client)
+                start, point = algorithm.points(y, local, client)
                 grad = TrialGrad(lambda z, c=centre: z - c, algorithm)
                 d, local = algorithm.direction(point, local, grad, client)
                 scale = algorithm.step_scale(y, local, client)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from hpcfl.algorithms.base import Draws
+from hpcfl.algorithms.facts import Draws
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import BrokenRuleError
 from hpcfl.local.draws import drawn

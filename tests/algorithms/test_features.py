@@ -17,6 +17,7 @@ from hpcfl.errors import ClientError, JobError
 from hpcfl.local.executor import block_executor
 from hpcfl.local.sequential import Sequential
 from hpcfl.models.flat_vector import last_dense
+from tests.algorithms.facts import COHORT
 from tests.algorithms.play import parts, softmax_problem, tree
 
 PROBLEM = softmax_problem()
@@ -190,7 +191,7 @@ def test_calls_inside_a_loss_are_refused_in_rounds_too(tmp_path, executor):
         "block": block_executor(sequential, made.clients, made.x0, shared=[], size=2),
     }
     tasks = [made.clients.task(client, 0) for client in (0, 1)]
-    message = algorithm.broadcast(algorithm.init_server(made.x0))
+    message = algorithm.broadcast(algorithm.init_server(made.x0), COHORT)
     with pytest.raises(ClientError) as refused:
         executors[executor].train(message, tasks, [Nothing()] * 2)
     assert "inside the function of a loss" in str(refused.value.__cause__)

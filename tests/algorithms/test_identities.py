@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.algorithms.facts import COHORT
 from tests.algorithms.methods import ENTRIES
 from tests.algorithms.play import ROUNDS, Array
 from tests.algorithms.reference import Setting
@@ -478,7 +479,9 @@ def test_fedhbm_differs_from_fedavg_once_clients_come_back(path, nesterov):
 def fedacg_and_fedavgm(folder, at):
     """The models that FedACG has and sends, and those of FedAvgM with Nesterov's momentum."""
     found = trace(job(folder, a("fedacg", lam=B, beta=0.0), at))
-    sent = np.stack([found.algorithm.broadcast(server).x.numpy() for server in found.servers])
+    sent = np.stack(
+        [found.algorithm.broadcast(server, COHORT).x.numpy() for server in found.servers]
+    )
     return found.xs, sent, trace(job(folder, a("fedavgm", beta=B, nesterov=True), at)).xs
 
 

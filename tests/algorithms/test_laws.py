@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.algorithms.base import Client, Message
+from hpcfl.algorithms.base import Message
+from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedswa import FedSWA
 from hpcfl.algorithms.qsgd import QSGD
 from hpcfl.algorithms.randk import RandK
@@ -84,7 +85,7 @@ def test_dpfedavg_moves_no_further_than_its_clip(folder):
 def uploads(method, v, seeds=range(1)):
     """[seeds, P]: what a client that moved by -v sends."""
     zero = torch.zeros_like(v)
-    client = Client(*[zero[:0]] * 8)
+    client = Client(*[zero[:0]] * 5)
     return torch.stack(
         [
             method.finish(
@@ -126,7 +127,7 @@ def test_fedswa_s_rates_add_up(rho):
     """To eta ((K + 1) + rho (K - 1)) / 2, from eta on."""
     zero = torch.zeros((), dtype=torch.float64)
     for K in range(1, 8):
-        client = Client(zero, zero, zero + K, zero + LR, zero, zero[None], zero[None], zero[None])
+        client = Client(zero, zero, zero + K, zero + LR, zero)
         scales = [
             float(FedSWA(rho=rho).step_scale(zero[None], None, client._replace(step=zero + k)))
             for k in range(K)

@@ -4,6 +4,7 @@
 executors, ``by_hand`` has numbers.
 """
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from hpcfl.job.schema import load
 from hpcfl.layout import stand_in
 from hpcfl.optim import Sgd
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, REFUSE_MOMENTUM
-from tests.algorithms.play import Problem, parts, read, softmax_problem, tree
+from tests.algorithms.play import Problem, parts, softmax_problem, tree
 from tests.algorithms.reference import Setting
 from tests.algorithms.test_torch import follow
 from tests.algorithms.trace import trace
@@ -81,19 +82,19 @@ def test_a_method_says_why_it_refuses(tmp_path, name):
     job = tree(tmp_path, PROBLEM, ALL[name], local=local)
     method = ALL[name]["name"]
     with pytest.raises(JobError) as refused:
-        read(tmp_path, job)
+        parts(tmp_path, job)
     line = str(refused.value)
-    assert f"local.momentum: found 0.5, but {method} takes none (" in line
+    assert line.startswith(f"algorithm.name: {method} takes plain SGD alone (")
     assert REFUSE_MOMENTUM[method] in line
-    assert line.endswith("; set local.momentum=0, or another algorithm")
+    end = "), found momentum 0.5; set local.momentum=0, or another algorithm"
+    assert line.endswith(end)
     assert "\n" not in line
-    read(tmp_path, {**job, "local": {"steps": 2, "lr": 0.1, "momentum": 0.0}})
+    parts(tmp_path, {**job, "local": {"steps": 2, "lr": 0.1, "momentum": 0.0}})
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_list_of_refusals_is_complete(tmp_path, name):
-    job = read(tmp_path, tree(tmp_path, PROBLEM, ALL[name]))
-    assert bool(job.job.algorithm.refuses_optimizer) == (name not in ALLOW_MOMENTUM)
+@pytest.mark.parametrize("name", ALLOW_MOMENTUM)
+def test_the_other_methods_take_momentum(tmp_path, name):
+    parts(tmp_path, tree(tmp_path, PROBLEM, ALL[name], local={"lr": 0.1, "momentum": 0.5}))
 
 
 def test_fednova_refuses_nesterov(tmp_path):
@@ -106,18 +107,27 @@ def test_fednova_refuses_nesterov(tmp_path):
 class OwnMethod(FedAvg):
     """A class of a user's, with a reason of its own."""
 
-    refuses_optimizer = "no reason"
+    def resolve(self, facts):
+        facts.require_plain_sgd("no reason")
+        return self
 
 
-def test_a_class_of_a_user_s_may_refuse(tmp_path):
-    local = {"lr": 0.1, "momentum": 0.5}
-    for name, refused in (("OwnMethod", True), ("FedAvg", False)):
-        job = tree(tmp_path, PROBLEM, {"name": f"{__name__}.{name}"}, local=local)
-        if refused:
-            with pytest.raises(JobError, match=r"takes none \(no reason\)"):
-                load(job)
-        else:
-            load(job)
+@pytest.mark.parametrize(
+    ("local", "found"),
+    [
+        ({"momentum": 0.5}, "momentum 0.5; set local.momentum=0"),
+        ({"optimizer": "adam"}, "adam; set local.optimizer=sgd"),
+    ],
+)
+def test_a_class_of_a_user_s_may_refuse(tmp_path, local, found):
+    said = rf"^algorithm\.name: \S+OwnMethod takes plain SGD alone \(no reason\), found {found}, or"
+    for name, refused in (
+        ("OwnMethod", pytest.raises(JobError, match=said)),
+        ("FedAvg", nullcontext()),
+    ):
+        job = tree(tmp_path, PROBLEM, {"name": f"{__name__}.{name}"}, local={"lr": 0.1, **local})
+        with refused:
+            parts(tmp_path, job)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import hpcfl
 from hpcfl.algorithms.base import Message, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.engine.statistics import split
+from tests.algorithms.facts import COHORT
 from tests.algorithms.methods import ALL, SAMPLE
 from tests.algorithms.play import Problem, parts, play, tree
 from tests.algorithms.trace import trace
@@ -346,7 +347,7 @@ def test_a_clients_bits_do_not_depend_on_its_company(tmp_path, precision):
     settings |= {"local": {"epochs": 2, "batch_size": 33, "lr": 0.3}, "precision": precision}
     made = parts(tmp_path, {**settings, "executor": "block", "block_size": 4})
     executor = made.executor(made.gradient())
-    message = made.algorithm.broadcast(made.algorithm.init_server(made.x0))
+    message = made.algorithm.broadcast(made.algorithm.init_server(made.x0), COHORT)
 
     def go(clients):
         tasks = [made.clients.task(i, 0) for i in clients]
@@ -365,7 +366,7 @@ def test_a_messages_statistics_are_left_as_they_are(tmp_path):
     for executor in ("sequential", "block"):
         made = parts(tmp_path, job(tmp_path, executor=executor))
         server = made.algorithm.init_server(made.x0)
-        message = made.algorithm.broadcast(server)
+        message = made.algorithm.broadcast(server, COHORT)
         tasks = [made.clients.task(i, 0) for i in (0, 1)]
         before = message.statistics.clone()
         trained = made.executor(made.gradient()).train(message, tasks, [made.first_state(0)] * 2)

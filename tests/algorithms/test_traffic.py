@@ -54,7 +54,7 @@ class Grows(FedAvg):
     def init_server(self, x0):
         return Grown(x0, ())
 
-    def broadcast(self, server):
+    def broadcast(self, server, cohort):
         return server
 
     def update(self, server, mean, cohort):

@@ -16,6 +16,7 @@ from hpcfl.checks import trial
 from hpcfl.checks.algorithm import check_algorithm_without_data
 from hpcfl.checks.preflight import check_classes
 from hpcfl.errors import is_fault_of_hpcfl
+from hpcfl.job.registry import FORMER_HOOKS
 from hpcfl.job.schema import load
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.step import Gradient
@@ -158,20 +159,44 @@ class Points(FedAvg):
         return Two(server.x - mean.delta, server.x)
 
 
-@own
-class OfVersion1(FedAvg):
-    plain = frozenset({"delta"})
+class Former(FedAvg):
+    traffic_note = "twice"
 
-    def displace(self, y, local, client):
+    def gradient_point(self, y, start, local, client):
         return y
 
-    def update_local(self, local, step, client):
-        return local
+
+@own
+class FormerHooks(Former):
+    refuses_optimizer = "it steps by itself"
+    refuses_statistics = {"mean": "none"}
+
+    @property
+    def full_gradient(self):
+        return "cohort"
+
+    def prepare(self, server, cohort):
+        return server
+
+    def broadcast(self, server):
+        return server
+
+    def start_point(self, y, local, client):
+        return y
+
+    def warm_start_client(self, state, gradient):
+        return state
+
+    def warm_start_server(self, server, mean):
+        return server
 
 
 @own
 class OldName(FedAvg):
-    lookahead: int = 5
+    prepare: int = 5
+
+    def broadcast(self, *arguments):
+        return super().broadcast(*arguments)
 
 
 @own
@@ -510,7 +535,7 @@ class Shuffled(Arrays):
 
 @own
 class Empty(FedAvg):
-    def broadcast(self, server):
+    def broadcast(self, server, cohort):
         return None
 
 
@@ -585,11 +610,6 @@ class LateForm(FedAvg):
         after = super().update(server, mean, cohort)
         return type(after)(after.x[cohort.round == 1 :])
 
-
-@own
-class LatePrepare(FedAvg):
-    def prepare(self, server, cohort):  # here: LatePrepare
-        return type(server)(server.x[cohort.round == 1 :])
 '''
 
 
@@ -641,19 +661,19 @@ def test_a_field_without_a_type_is_no_key(module, job, refused):
     assert "; write beta with a type in the class, beta: float = ..., to make it a key" in line
 
 
-def test_a_hook_that_was_renamed_is_refused(module, job, refused):
-    """Under its old name it would be left out in silence."""
-    line = refused("check", job, override(module, "algorithm", "OfVersion1"))
-    assert (
-        "'mine.OfVersion1' defines former names, which nothing calls: displace is now start_point; "
-        "plain is now unweighted; update_local is now direction, which returns the new local "
-        "quantities too" in line
-    )
+def test_all_former_hooks_of_a_class_are_named_at_once(module, job, refused):
+    """Under their old names they would be left out in silence."""
+    line = refused("check", job, override(module, "algorithm", "FormerHooks"))
+    start = "algorithm.name: 'mine.FormerHooks' is written for other hooks: "
+    named = [part.partition(" is now ")[0] for part in line.partition(start)[2].split("; ")]
+    assert sorted(named) == sorted([*FORMER_HOOKS, "broadcast(server)", 'full_gradient "cohort"'])
+    assert "prepare is now broadcast(server, cohort); " in line
+    assert "; gradient_point is now the second of the two that points(y, local, client)" in line
 
 
 HOOKS = [
     ("Stores", "'last'; an algorithm's object keeps nothing itself: put it into the server's"),
-    ("Scope", "Scope.full_gradient is 'serverr', expected one of none, client, cohort, server"),
+    ("Scope", "Scope.full_gradient is 'serverr', expected one of none, client, server"),
     ("Points", "Points.full_gradient_points returns another first point than the x"),
     ("Python", "Python.finish draws from Python's random"),
     ("Numpy", "Numpy.direction draws from numpy.random"),
@@ -796,7 +816,6 @@ def test_a_failure_in_a_later_round_is_one_line(name, kind, where, module, job, 
         ("LateUpload", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
         ("LateState", "ClientError: client 0, round 2, finish in finish", "Upload(delta: "),
         ("LateForm", "HookError: round 2 in update", "Server(x: "),
-        ("LatePrepare", "HookError: round 2 in prepare", "Server(x: "),
     ],
 )
 def test_another_form_in_a_later_round_is_one_line(name, start, found, module, job, hpcfl):

@@ -94,11 +94,19 @@ class Doubled(FedAvg):
         return Twice(message.x - y, message.x - y), state
 
 
+class Surveyed(NamedTuple):
+    x: Tensor
+    c: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surveys(FedAvg):
-    """Wants the cohort's mean gradient."""
+    """Sends the mean gradient of the cohort."""
 
-    full_gradient = "cohort"
+    full_gradient = "server"
+
+    def broadcast(self, server, cohort):
+        return Surveyed(server.x, cohort.grads[0])
 
 
 def test_fields_that_are_not_transmitted_are_summed_but_not_counted():
@@ -126,6 +134,19 @@ def test_every_point_costs_a_vector_up_and_all_but_the_first_one_down():
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hopes(FedAvg):
+    """Sends full gradients that it did not ask for."""
+
+    def finish(self, y, local, message, state, client):
+        return Upload(client.full_grad - y), state
+
+
+def test_a_full_gradient_that_was_not_asked_for_is_none():
+    with pytest.raises(TypeError, match="NoneType"):
+        dry_round(Hopes(), P, torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Elsewhere(Asks):
     """Its first point is not the model that clients receive."""
 
@@ -150,11 +171,19 @@ class Short(Asks):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forgets(Asks):
-    """Its prepared server is no server."""
+class ShortPoint(Asks):
+    """A point of the step is none of the model's."""
 
-    def prepare(self, server, cohort):
-        return cohort.grads[0]
+    def points(self, y, local, client):
+        return y, y[1:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePoint(Asks):
+    """The start of the step alone."""
+
+    def points(self, y, local, client):
+        return y
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +192,9 @@ class WarmsUp(Scaffold):
 
     warm_start = True
 
-    def warm_start_client(self, state, gradient):
-        return state._replace(c=gradient[1:])
+    def init_client(self, x0, random_init, grad=None):
+        first = super().init_client(x0, random_init)
+        return first if grad is None else first._replace(c=grad[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +203,28 @@ class WarmServer(Scaffold):
 
     warm_start = True
 
-    def warm_start_server(self, server, mean):
-        return mean
+    def init_server(self, x0, grad=None):
+        return super().init_server(x0) if grad is None else grad
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cold(Scaffold):
+    """A warm start whose server takes no gradient."""
+
+    warm_start = True
+
+    def init_server(self, x0):
+        return super().init_server(x0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlwaysWarm(Scaffold):
+    """A warm start whose client has no state without a gradient."""
+
+    warm_start = True
+
+    def init_client(self, x0, random_init, grad):
+        return super().init_client(x0, random_init, grad)
 
 
 @pytest.mark.parametrize(
@@ -183,12 +233,19 @@ class WarmServer(Scaffold):
         (Elsewhere, "full_gradient_points returns another first point than the x of the message"),
         (NoTuple, r"full_gradient_points returns tensor\(.*; expected a tuple of vectors"),
         (Short, r"full_gradient_points returns float32\[999\] on cpu, expected float32\[1000\]"),
+        (ShortPoint, r"points returns float32\[999\] on cpu, expected float32\[1000\]"),
         (
-            Forgets,
-            r"prepare returns a server with other fields.*found float32\[1000\], expected Server",
+            OnePoint,
+            "points returns Tensor; expected a plain tuple of the start of the step and the point",
         ),
-        (WarmsUp, r"warm_start_client returns a state with other fields.*\[999\]"),
-        (WarmServer, "warm_start_server returns a server with other fields"),
+        (WarmsUp, r"init_client returns a state with other fields.*\[999\]"),
+        (WarmServer, "init_server returns a server with other fields"),
+        (Cold, r"init_server takes \(x0\), expected \(x0, grad=None\)"),
+        (
+            AlwaysWarm,
+            r"init_client takes \(x0, random_init, grad\), "
+            r"expected \(x0, random_init, grad=None\)",
+        ),
     ],
 )
 def test_hooks_around_full_gradients_keep_rules(cls, rule):

@@ -10,6 +10,7 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import layout_of
 from hpcfl.optim import Descent, Sgd
+from tests.algorithms.facts import COHORT
 from tests.algorithms.play import parts, softmax_problem, tree
 
 
@@ -33,7 +34,7 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
             algorithm, described.gradient(), Descent(Sgd(), decay, layout_of(described.model))
         )
         tasks = [described.clients.task(client, 3) for client in range(3)]
-        message = algorithm.broadcast(algorithm.init_server(x))
+        message = algorithm.broadcast(algorithm.init_server(x), COHORT)
         states = [algorithm.init_client(x, lambda: x)] * 3
         ends.append(executor.train(message, tasks, states, local_models=True))
     for one, other in zip(*ends, strict=True):
@@ -49,6 +50,6 @@ def test_a_gradient_that_is_clipped_is_taken_whole(tmp_path, monkeypatch):
     described = parts(tmp_path, job | {"local": {"lr": 0.1, "batch_size": 2, "clip": 0.01}})
     task, x = described.clients.task(0, 0), described.x0
     (trained,) = described.executor(described.gradient()).train(
-        FedAvg().broadcast(FedAvg().init_server(x)), [task], [None], local_models=True
+        FedAvg().broadcast(FedAvg().init_server(x), COHORT), [task], [None], local_models=True
     )
     assert float((trained.local_model - x).norm()) <= 0.001 * int(task.client.steps) * (1 + 1e-9)

@@ -15,18 +15,19 @@ from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpcfl.algorithms.base import Client
+from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.local.block import Block
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import Gradient
+from hpcfl.local.step import Gradient, tensors_of
 from hpcfl.models import MODELS
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import layout_of
 from hpcfl.models.losses import LOSSES
 from hpcfl.optim import Descent, Sgd
+from tests.algorithms.facts import COHORT
 
 ABOVE = 1.1  # times a case's figures: versions of torch decompose an operation differently
 BELOW = 0.8  # a step that has become cheaper than this gets new figures, or they guard nothing
@@ -105,9 +106,9 @@ def count_step(name, case):
     algorithm, first = sequential.algorithm, (case.clients, case.batch)
     with torch.device("meta"):
         numbers = [torch.empty(case.clients, dtype=torch.float64) for _ in range(5)]
-        client = Client(*numbers, *[torch.empty(case.clients, 0) for _ in range(3)])
+        client = tensors_of(Client(*numbers))
         y = torch.empty(case.clients, layout.total)
-        message = algorithm.broadcast(algorithm.init_server(torch.empty(layout.total)))
+        message = algorithm.broadcast(algorithm.init_server(torch.empty(layout.total)), COHORT)
         text = name.endswith("lstm")
         inputs = torch.empty(*first, *case.shape, dtype=torch.int64 if text else torch.float32)
         labels = torch.empty(*first, *(case.shape if case.loss == "tokens" else ()))
@@ -116,7 +117,7 @@ def count_step(name, case):
         batches = Batches(inputs, labels, torch.empty(first), seeds)
         active = torch.empty(case.clients, dtype=torch.bool)
         step = Step(batches, active, torch.empty((), dtype=torch.float64))
-    local = vmap(lambda client: algorithm.begin(message, (), client))(client)
+    local = vmap(lambda tensors: algorithm.begin(message, (), Client(**tensors)))(client)
     carry = (y, local, sequential.descent.init(y))
     with Count() as count:
         steps[0](carry, client, step)

@@ -13,6 +13,7 @@ import hpcfl
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.optim import AdamW, Optimizer, Own
+from tests.algorithms.facts import COHORT
 from tests.algorithms.play import parts, play, softmax_problem, tree, xs
 
 OPTIMIZERS = ["sgd", "adam", "adamw", "muon", f"{__name__}.Sign", f"{__name__}.Anchored"]
@@ -68,7 +69,7 @@ def test_a_client_has_the_same_bits_in_every_slot(tmp_path, optimizer):
     described = parts(tmp_path, job(tmp_path, optimizer, executor="block", precision="float32"))
     algorithm, x = described.algorithm, described.x0
     executor = described.executor(described.gradient())
-    message = algorithm.broadcast(algorithm.init_server(x))
+    message = algorithm.broadcast(algorithm.init_server(x), COHORT)
     found = {}
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 0, 4, 2, 1], [2]):
         tasks = [described.clients.task(client, 0) for client in order]
@@ -128,8 +129,8 @@ def test_wrong_keys_are_one_line(tmp_path):
     with pytest.raises(JobError, match=r"local.*momentum: found 0\.9, which is of optimizer sgd"):
         made = job(tmp_path, "adam")
         load({**made, "local": {**made["local"], "momentum": 0.9}})
-    with pytest.raises(JobError, match=r"local\.optimizer: found adam, but scaffold takes plain"):
-        load({**job(tmp_path, "adam"), "algorithm": {"name": "scaffold"}})
+    with pytest.raises(JobError, match=r"scaffold takes plain SGD alone \(.*, found adam; set"):
+        parts(tmp_path, {**job(tmp_path, "adam"), "algorithm": {"name": "scaffold"}})
 
 
 @pytest.mark.parametrize(

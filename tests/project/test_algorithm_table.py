@@ -1,14 +1,13 @@
 """The table of docs/reference/algorithms.md has the numbers that the dry round finds."""
 
 import re
-from inspect import getattr_static
 from pathlib import Path
 
 import pytest
 import torch
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Facts
 from hpcfl.engine.dry_round import dry_round, traffic
 
 P = 1000
@@ -52,6 +51,15 @@ def test_the_methods_that_allow_plain_sgd_alone():
     refusing = {
         name
         for name, cls in ALGORITHMS.items()
-        if getattr_static(cls, "refuses_optimizer") is not Algorithm.refuses_optimizer
+        for keys in ({}, {"mu": 0.1})[: 1 + (name == "fednova")]
+        if refuses_momentum(cls(**REQUIRED.get(name, {}), **keys))
     }
     assert named - {"mu"} == refusing
+
+
+def refuses_momentum(algorithm):
+    try:
+        algorithm.resolve(Facts(weights="uniform", momentum=0.5))
+    except ValueError as e:
+        return "takes plain SGD alone" in str(e)
+    return False

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Facts, Forward
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client, Cohort, Facts, Forward
 from hpcfl.layout import Layout
 from hpcfl.types import Section
 from tests.project.pages import section

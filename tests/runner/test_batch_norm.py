@@ -278,12 +278,12 @@ REFUSED = {
     "synced": ({"model": of("Synced")}, "its layer '0' (SyncBatchNorm) keeps running statistics"),
     "ditto": (
         {"model": of("Normed"), "algorithm": {"name": "ditto"}},
-        "model.statistics: ditto does not go with mean (a client has two models, and one set of "
-        "statistics); set it to frozen",
+        "algorithm.name: ditto has two models of a client, and one set of running statistics; set "
+        "model.statistics=frozen",
     ),
     "ditto, local": (
         {"model": of("Normed", statistics="local"), "algorithm": {"name": "ditto"}},
-        "ditto does not go with local",
+        "ditto has two models of a client",
     ),
     "dpfedavg": (
         {
@@ -291,8 +291,8 @@ REFUSED = {
             "algorithm": {"name": "dpfedavg", "clip": 1.0, "noise": 1.0},
             "weights": "uniform",
         },
-        "model.statistics: dpfedavg does not go with mean (it would send them without noise); set "
-        "it to local or frozen",
+        "algorithm.name: dpfedavg would send running statistics without noise; set "
+        "model.statistics=local, or frozen",
     ),
     "mime": (
         {"model": of("Normed", statistics="local"), "algorithm": {"name": "mime"}},
@@ -301,8 +301,8 @@ REFUSED = {
     ),
     "fedbn": (
         {"model": of("Normed", statistics="mean"), "algorithm": {"name": "fedbn"}},
-        "model.statistics: fedbn does not go with mean (its clients keep their own); set it to "
-        "local or frozen",
+        "algorithm.name: fedbn keeps each client's own running statistics; set "
+        "model.statistics=local, or frozen",
     ),
     "fedbn without": (
         {"algorithm": {"name": "fedbn"}},

@@ -306,7 +306,7 @@ class Own(FedAvg):
     def init_client(self, x0, random_init):
         return State(x0)
 
-    def broadcast(self, server):
+    def broadcast(self, server, cohort):
         return Message(server.x)
 
     def finish(self, y, local, message, state, client):

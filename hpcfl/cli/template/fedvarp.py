@@ -17,7 +17,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Client, Cohort, Message, RandomInit
+from hpcfl.algorithms.base import Algorithm, Message
+from hpcfl.algorithms.facts import Client, Cohort, RandomInit
 from hpcfl.types import Share, Vector
 
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from hpcfl.algorithms.base import Client, Cohort, Facts, Message, Nothing, Server, Upload
+from hpcfl.algorithms.base import Message, Nothing, Server, Upload
 from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.algorithms.ef21 import EF21
+from hpcfl.algorithms.facts import Client, Cohort, Facts
 from hpcfl.algorithms.qsgd import QSGD
 from hpcfl.algorithms.randk import RandK
 from hpcfl.algorithms.topk import TopK
@@ -18,7 +19,7 @@ def vector(*values):
 
 def sent(algorithm, delta, state=None, **draws):
     """The fields of the upload of a client that moved by -delta; its state after."""
-    client = Client(*[vector()] * 8, draws={name: vector(*v) for name, v in draws.items()})
+    client = Client(*[vector()] * 5, draws={name: vector(*v) for name, v in draws.items()})
     x, state = vector(*[7.0] * len(delta)), state or Nothing()
     (upload,), after = algorithm.finish(x - vector(*delta), None, Message(x), state, client)
     return upload.tolist(), after
