@@ -18,7 +18,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.evaluation.config import metric_name
 from hpcfl.user_code.accepts import Accepts
-from hpcfl.user_code.names import find_object
+from hpcfl.user_code.find_object import find_object
 
 Score = float | tuple[float, ...]
 """A number, or several, such as one for each class."""

@@ -21,7 +21,8 @@ from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import MAKER
 from hpcfl.user_code.accepts import Accepts, NotAcceptedError
-from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
+from hpcfl.user_code.find_object import find_object, import_advice
+from hpcfl.user_code.names import is_in_file, require_kept
 
 SECTION = "a section (a mapping of keys to values)"
 _MAIN = "__main__"

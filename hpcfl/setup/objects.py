@@ -50,18 +50,9 @@ from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import data_arguments, refuse_scripted
 from hpcfl.runs.layout import RunDir
 from hpcfl.setup.record_inputs import require_inputs
+from hpcfl.user_code.find_object import MAIN, hold_as, hold_objects, load_objects
 from hpcfl.user_code.generators import generators
-from hpcfl.user_code.names import (
-    KEPT,
-    MAIN,
-    OBJECTS,
-    KeptName,
-    digest_of,
-    hold_as,
-    hold_objects,
-    is_kept_name,
-    load_objects,
-)
+from hpcfl.user_code.names import KEPT, OBJECTS, KeptName, digest_of, is_kept_name
 from hpcfl.user_code.pickled import pickled
 from hpcfl.user_code.process_settings import settings_restored
 

@@ -208,7 +208,7 @@ def test_modules_are_imported_by_name_in_one_place():
         and not isinstance(node.args[0], ast.Constant)
         and not (isinstance(node.args[0], ast.Name) and node.args[0].id.isupper())
     }
-    assert found == {"user_code/names.py"}
+    assert found == {"user_code/find_object.py"}
 
 
 class TestPackages:
