@@ -108,7 +108,7 @@ def run(
         Stopped: a signal asked for a stop; a checkpoint was written.
     """
     from hpcfl.job.callbacks import check_callback_objects
-    from hpcfl.job.yaml_file import OVERRIDES
+    from hpcfl.job_file.yaml_file import OVERRIDES
     from hpcfl.runner.start import start
     from hpcfl.setup.objects import load_job
 
@@ -146,7 +146,7 @@ def resume(
         DivergedError, Stopped: as for ``run``.
     """
     from hpcfl.job.callbacks import check_callback_objects
-    from hpcfl.job.yaml_file import OVERRIDES, override_texts
+    from hpcfl.job_file.yaml_file import OVERRIDES, override_texts
     from hpcfl.runner.start import resume
 
     check_callback_objects("hpcfl.resume(callbacks=...)", callbacks)

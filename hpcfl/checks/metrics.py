@@ -14,7 +14,7 @@ from hpcfl.evaluation.metrics import TOP
 from hpcfl.evaluation.run_score import is_of_x
 from hpcfl.evaluation.score_names import score_named
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
-from hpcfl.job.registry import suggestion
+from hpcfl.job_file.words import suggestion
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 from hpcfl.user_code.generators import generators

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hpcfl.errors import JobError
 from hpcfl.io.files import may_contain
-from hpcfl.job.packaged import find_job
 from hpcfl.job.schema import load
-from hpcfl.job.settings import Settings, flatten
-from hpcfl.job.yaml_file import read
+from hpcfl.job_file.packaged import find_job
+from hpcfl.job_file.settings import Settings, flatten
+from hpcfl.job_file.yaml_file import read
 from hpcfl.report.collect import JOB, find_runs
 from hpcfl.runs.record import read_record
 from hpcfl.sweep.grid import read_sweep

@@ -21,11 +21,12 @@ from hpcfl.engine.dry_round import RoundSchema, dry_round, nbytes, traffic
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.table import render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary
-from hpcfl.job.packaged import FOLDER, packaged_jobs
-from hpcfl.job.packaged import summary as summary_of_job
-from hpcfl.job.registry import find_own, suggestion
+from hpcfl.job.registry import find_own
 from hpcfl.job.schema import SECTIONS, Job, limits
 from hpcfl.job.tasks import TASKS
+from hpcfl.job_file.packaged import FOLDER, packaged_jobs
+from hpcfl.job_file.packaged import summary as summary_of_job
+from hpcfl.job_file.words import suggestion
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.training_loss import TRAINING_LOSSES

@@ -177,7 +177,7 @@ def _may_print() -> bool:
 def _run(options: argparse.Namespace) -> None:
     out = options.out
     if options.continued:
-        from hpcfl.job.run_name import run_directory
+        from hpcfl.job_file.run_name import run_directory
 
         out = out or run_directory(options.job, options.overrides)
         signals.set_resumable(out)
@@ -203,12 +203,12 @@ def _resume(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     if options.where:  # a script may call this before every start, so torch is not imported
-        from hpcfl.job.run_name import run_directory
+        from hpcfl.job_file.run_name import run_directory
 
         print(run_directory(options.job, options.overrides))
         return
     if options.kind:
-        from hpcfl.job.packaged import kind_of
+        from hpcfl.job_file.packaged import kind_of
 
         print(kind_of(options.job))
         return
@@ -358,7 +358,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from hpcfl.job.run_name import RUNS
+    from hpcfl.job_file.run_name import RUNS
     from hpcfl.report.choose import ChosenRuns, choose_settings
     from hpcfl.report.collect import collect_runs
     from hpcfl.report.plots import Plot, PlotStyle

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcfl import __version__
 from hpcfl.cli.completion import SHELLS, PrintCompletion
-from hpcfl.job.resume_rules import MUTABLE
+from hpcfl.job_file.resume_rules import MUTABLE
 from hpcfl.paths import require_plain
 
 _MEASURE = "hpcfl plan JOB --measure measures where the job is to run"

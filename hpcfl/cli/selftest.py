@@ -31,7 +31,7 @@ from hpcfl.engine.timing import measured
 from hpcfl.errors import HpcflError, JobError, StoreError
 from hpcfl.exports.checkpoint import export
 from hpcfl.io.progress import track
-from hpcfl.job.yaml_file import as_yaml
+from hpcfl.job_file.yaml_file import as_yaml
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader
 from hpcfl.runs.manifest import MANIFEST

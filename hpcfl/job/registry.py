@@ -1,12 +1,11 @@
 """Find the class that a section names: a built-in class, an entry point or a dotted path."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from inspect import get_annotations, isabstract, signature
 from pathlib import Path
-from reprlib import Repr
 from typing import Any
 
 from torch import nn
@@ -16,7 +15,8 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import HpcflError, JobError, described, traceback_hint, user_code_location
-from hpcfl.job.yaml_file import JobFile, plain
+from hpcfl.job_file.words import shown, suggestion
+from hpcfl.job_file.yaml_file import JobFile
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import MAKER
@@ -24,7 +24,6 @@ from hpcfl.user_code.accepts import Accepts, NotAcceptedError
 from hpcfl.user_code.find_object import find_object, import_advice
 from hpcfl.user_code.names import is_in_file, require_kept
 
-SECTION = "a section (a mapping of keys to values)"
 _MAIN = "__main__"
 RENAMED: Mapping[type[Any], Mapping[str, str]] = {
     Algorithm: {
@@ -47,8 +46,6 @@ train with the base class's.
 """
 MOVED = {"stackexchange": "kind: stackexchange.StackExchange of examples/stackexchange"}
 """Names of data sets and tasks that were built in, and what serves in their place."""
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
 
 
 class Registry:
@@ -251,17 +248,6 @@ def find_own(at: str, name: str) -> tuple[str, type[Any]] | None:
         if issubclass(found, registry.base)
     )
     return section, registry.checked(at, name, found)
-
-
-def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """The end of a message about an unknown name: the most similar known name, if there is one."""
-    similar = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {similar[0]}?" if similar else ""
-
-
-def shown(value: Any) -> str:
-    """A value as messages show it: on one line, shortened if it is long."""
-    return _SHORT.repr(plain(value))
 
 
 def check_arguments(

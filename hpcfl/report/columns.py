@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from hpcfl.evaluation.run_score import is_of_x
 from hpcfl.evaluation.score_names import SCORES, Score
-from hpcfl.job.settings import BRANCH
+from hpcfl.job_file.settings import BRANCH
 from hpcfl.report.groups import score_mark, x_mark
 from hpcfl.report.table import Value
 from hpcfl.runs.record import RunRecord

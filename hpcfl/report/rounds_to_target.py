@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
 from hpcfl.evaluation.run_score import ChosenOn
-from hpcfl.job.settings import SEED, Settings, affects_results, changed
+from hpcfl.job_file.settings import SEED, Settings, affects_results, changed
 from hpcfl.report.columns import Column, number, of_runs
 from hpcfl.report.comparison import ComparisonColumns
 from hpcfl.report.groups import ComparedRuns, labels, score_mark

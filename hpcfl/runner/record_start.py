@@ -10,9 +10,9 @@ from hpcfl.data.fingerprints import split_digest
 from hpcfl.errors import DiskError, StoreError, one_line
 from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io import regular
-from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.schema import Job
-from hpcfl.job.settings import flatten, value_of, written
+from hpcfl.job_file.resume_rules import differences, mutable_settings
+from hpcfl.job_file.settings import flatten, value_of, written
 from hpcfl.runner.progress import Progress
 from hpcfl.runner.session import RankSession
 from hpcfl.runs.history import Outcome, outcome_of, record_outcome

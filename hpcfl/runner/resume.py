@@ -10,8 +10,8 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS
-from hpcfl.job.resume_rules import ending_fingerprint
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.resume_rules import ending_fingerprint
+from hpcfl.job_file.settings import flatten
 from hpcfl.runner.copy_run import copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession, StartPoint

@@ -35,11 +35,11 @@ from hpcfl.engine.callbacks import Callback, Callbacks
 from hpcfl.exports.checkpoint import load_model
 from hpcfl.io.files import present
 from hpcfl.job.callbacks import make_callbacks
-from hpcfl.job.resume_rules import input_places
-from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Job, LoadedJob
-from hpcfl.job.settings import flatten
-from hpcfl.job.yaml_file import COMMAND_LINE
+from hpcfl.job_file.resume_rules import input_places
+from hpcfl.job_file.run_name import RUNS
+from hpcfl.job_file.settings import flatten
+from hpcfl.job_file.yaml_file import COMMAND_LINE
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.resume import resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
@@ -164,7 +164,7 @@ def resume(
     Args:
         root: the run directory.
         overrides: ``key.path=value`` settings over the job's, which change no past round; with
-            ``out`` also others, and the copy is a branch (``hpcfl.job.resume_rules``).
+            ``out`` also others, and the copy is a branch (``hpcfl.job_file.resume_rules``).
         out: resume there, in a copy; the run in ``root`` is left as it is, and may be alive.
         round: which checkpoint; the newest when None.  Later ones are deleted.
         verify: read all client states first; else each one when it is first used.

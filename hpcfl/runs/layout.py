@@ -47,9 +47,9 @@ from hpcfl.io.atomic import PART, make_folder, write_file
 from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
-from hpcfl.job.resume_rules import immutable_changes, job_fingerprint
-from hpcfl.job.settings import changed, flatten
-from hpcfl.job.yaml_file import (
+from hpcfl.job_file.resume_rules import immutable_changes, job_fingerprint
+from hpcfl.job_file.settings import changed, flatten
+from hpcfl.job_file.yaml_file import (
     LARGEST_FILE,
     JobFile,
     parse_resolved,

@@ -1,6 +1,6 @@
 """Read and check the job of a run directory."""
 
-from hpcfl.job.run_name import run_name
+from hpcfl.job_file.run_name import run_name
 from hpcfl.job.schema import LoadedJob, check
 from hpcfl.runs.layout import RunDir
 

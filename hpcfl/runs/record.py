@@ -16,8 +16,8 @@ from hpcfl.evaluation.divergence import Divergence, find_divergence
 from hpcfl.evaluation.run_score import ChosenOn, OwnModels, Quantity, Trained, score_key
 from hpcfl.evaluation.score_names import METRIC_KEYS, OF_SERVER, SCORES, score_named
 from hpcfl.io.files import present
-from hpcfl.job.settings import BRANCH, Settings, flatten
-from hpcfl.job.yaml_file import plain, relative_to_run
+from hpcfl.job_file.settings import BRANCH, Settings, flatten
+from hpcfl.job_file.yaml_file import plain, relative_to_run
 from hpcfl.runs.branches import Branch, read_branches
 from hpcfl.runs.history import (
     Outcome,

@@ -27,11 +27,11 @@ from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.errors import DataError, JobError, StoreError, as_job_error, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, make_folder, write_by
-from hpcfl.job.record import is_record
 from hpcfl.job.registry import REGISTRIES
-from hpcfl.job.run_name import RUNS, run_name
 from hpcfl.job.schema import JobSource, LoadedJob, add_task_defaults, check, open_job
-from hpcfl.job.yaml_file import (
+from hpcfl.job_file.record import is_record
+from hpcfl.job_file.run_name import RUNS, run_name
+from hpcfl.job_file.yaml_file import (
     COMMAND_LINE,
     OVERRIDES,
     RUN,

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.job.packaged import find_job
-from hpcfl.job.registry import SECTION, shown, suggestion
-from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import LoadedJob, check, resolve_algorithm
-from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
+from hpcfl.job_file.packaged import find_job
+from hpcfl.job_file.run_name import RUNS
+from hpcfl.job_file.words import SECTION, shown, suggestion
+from hpcfl.job_file.yaml_file import JobFile, Key, as_override, override, read, tuples
 from hpcfl.runs.names import may_name_point
 from hpcfl.runs.sweep_log import Label
 

@@ -13,7 +13,7 @@ import hpcfl as package
 from hpcfl.errors import JobError
 from hpcfl.job.description import _meanings
 from hpcfl.job.schema import load
-from hpcfl.job.yaml_file import add_checksum
+from hpcfl.job_file.yaml_file import add_checksum
 from hpcfl.types import Section
 from hpcfl.user_code.accepts import Accepts
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.report.published import published
 from tests.jobs.every import ROOT, sweep
 

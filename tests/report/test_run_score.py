@@ -15,7 +15,7 @@ import hpcfl as api
 from hpcfl.errors import JobError
 from hpcfl.evaluation.run_score import OwnModels
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.monitor.status import status
 from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv, to_latex, to_markdown
 from hpcfl.report.choose import choose_settings

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from hpcfl.job.settings import BRANCH, Settings
+from hpcfl.job_file.settings import BRANCH, Settings
 from hpcfl.user_code.names import short_name
 
 PAPERS = ("fedhbm", "fedcm", "fedmim", "scaffold_slides")
