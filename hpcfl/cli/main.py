@@ -254,10 +254,11 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from hpcfl.sweep.grid import read_sweep
+    from hpcfl.sweep.grid import read_grid, read_sweep
     from hpcfl.sweep.own_files import require_folder
 
-    sweep = read_sweep(options.sweep, options.overrides)
+    read = read_grid if options.where else read_sweep
+    sweep = read(options.sweep, options.overrides)
     root = options.out or sweep.directory
     sweep = sweep.chosen(options.points, options.only)
     if options.write_jobs:

@@ -219,7 +219,9 @@ def _add_sweep(commands: Any) -> None:
     )
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
     sweep.add_argument(
-        "--where", action="store_true", help="print the run directories, and start nothing"
+        "--where",
+        action="store_true",
+        help="print the run directories, and check nothing",
     )
     sweep.add_argument(
         "--write-jobs",
