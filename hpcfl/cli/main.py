@@ -393,7 +393,7 @@ def _report(options: argparse.Namespace) -> None:
     plot = Plot(chosen.runs, files, options.y, options.x, style) if files else None
     written = None
     if options.write_sweep is not None:
-        from hpcfl.report.final_sweep import write_final_sweep
+        from hpcfl.sweep.final_sweep import write_final_sweep
 
         written = write_final_sweep(chosen, options.write_sweep)
     print(table, end="")

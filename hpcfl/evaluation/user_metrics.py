@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hpcfl.comm.base import Comm
 from hpcfl.errors import BrokenRuleError, defined
-from hpcfl.evaluation.config import metric_name
+from hpcfl.runs.score_names import metric_name
 from hpcfl.user_code.accepts import Accepts
 from hpcfl.user_code.find_object import find_object
 

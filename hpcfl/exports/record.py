@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from hpcfl.checkpoint import initial
 from hpcfl.errors import JobError, file_error
 from hpcfl.exports.checkpoint import read_newest
 from hpcfl.exports.record_readme import readme
@@ -105,11 +106,11 @@ def export_record(root: Path, target: Path) -> tuple[list[Path], list[str]]:
 def _digests_of_models(checkpoint: Checkpoint) -> dict[str, Any]:
     """The round of a checkpoint, and the digests of the initial model and of the server there."""
     root = checkpoint.folder.parents[1]
-    initial = RunDir(root).read_initial(content=read_run_files(checkpoint, root)[INITIAL])
+    x0 = initial.read(RunDir(root).initial, read_run_files(checkpoint, root)[INITIAL])
     server = dict(read_files(checkpoint))[SERVER]
     return {
         "round": checkpoint.round,
-        "initial_model": _digest({"x": initial}),
+        "initial_model": _digest({"x": x0}),
         "final_model": _digest(load_tensors(server)),
     }
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from hpcfl.checkpoint import buffers
+from hpcfl.checkpoint import buffers, initial
 from hpcfl.checkpoint.format import read_checkpoint
 from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.base import Comm
@@ -179,7 +179,7 @@ def _with_initial_model(
     """
     run_files = read_run_files(at, folder.root)
     buffers.read(folder.buffers, components.buffers)
-    x0 = folder.read_initial(components.x0, run_files[INITIAL])
+    x0 = initial.read(folder.initial, run_files[INITIAL], components.x0)
     return components.changed(x0=x0.to(components.device)), run_files
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from torch import nn
 
-from hpcfl.checkpoint import buffers
+from hpcfl.checkpoint import buffers, initial
 from hpcfl.checks.disk import check_clients, check_disk_space, disk_budget, simulate_schedule
 from hpcfl.checks.preflight import check_components
 from hpcfl.checks.ranks import check_ranks
@@ -48,6 +48,7 @@ from hpcfl.runner.session import RankSession, StartPoint
 from hpcfl.runs.client_table import truncate_table
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader, truncate_log
+from hpcfl.runs.manifest import INITIAL
 from hpcfl.runs.record import read_run
 from hpcfl.setup.choose_executor import choose_executor, require_one_choice
 from hpcfl.setup.components import Components, build_components
@@ -332,7 +333,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
             check_clients(components, usage)
             folder.claim(components.loaded.tree, continued=continued)
             checkpointer.run_files = {
-                **folder.write_initial(components.x0),
+                INITIAL: initial.write(folder.initial, components.x0),
                 **folder.write_function(function),
             }
             buffers.write(folder.buffers, components.buffers)
