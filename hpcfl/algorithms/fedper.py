@@ -60,7 +60,7 @@ class Personal(FedAvg):
         return self.layout.join(x, self._own, state.own)
 
     def down_bytes(self, message: Message) -> int:
-        return self._take_shared(message.x).nbytes
+        return message.x.element_size() * self.layout.count(self._shared)
 
     @property
     def _shared(self) -> Set[str]:
