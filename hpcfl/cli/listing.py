@@ -4,15 +4,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
 
 import torch
-from rich.box import ASCII2
 from rich.table import Table
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.cli.list_algorithms import algorithms_table, reference, table_width, titled
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
@@ -42,7 +41,6 @@ CHOICES = {
     "task": "tasks",
 }
 _LISTED = {"algorithm": "algorithms", "data": "data", "model": "models"}  # by section
-NARROWEST, WIDEST = 80, 100  # columns of a table
 # Parameters in the dry rounds: scalars that are sent along round to nothing.
 SIZES = (10_000, 20_000)
 
@@ -60,8 +58,7 @@ def listing(what: str | None = None) -> str:
     given = what
     what = what.lower() if what else None
     what = CHOICES.get(str(what), what)
-    # Without a terminal the narrowest.
-    width = min(max(get_terminal_size((0, 0)).columns, NARROWEST), WIDEST)
+    width = table_width()
     tables_of: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
         "job": (partial(_sections, "section of a job"), {"(top level)": Job, **SECTIONS}),
         "algorithms": (_algorithms, ALGORITHMS),
@@ -76,7 +73,7 @@ def listing(what: str | None = None) -> str:
     }
     tables: list[Table] = []
     for kind, (table, known) in tables_of.items():
-        chosen = known if what in (None, kind) else {n: c for n, c in known.items() if n == what}
+        chosen = known if what in (None, kind) else {n: known[n] for n in known if n == what}
         if chosen:
             tables.append(table(chosen))
     first, dot, _ = str(what).partition(".")
@@ -98,20 +95,22 @@ def listing(what: str | None = None) -> str:
 
 
 def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
-    table = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
+    """What each algorithm is; of one alone its sizes and settings, too."""
+    if len(known) > 1:
+        return algorithms_table()
+    table = titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
     of_all = "\n".join(_settings(Algorithm, "algorithm"))
     table.add_row("(every one)", "", "", "", "", of_all)
-    for name, cls in known.items():
-        counted = [f"(counted as {cls.traffic_note})"] if cls.traffic_note else []
-        sizes, more = _sizes(name, cls)
-        about = (
-            _summary(cls),
-            _reference(cls),
-            *counted,
-            *more,
-            *_settings(cls, "algorithm", Algorithm),
-        )
-        table.add_row(name, *sizes, "\n".join(about))
+    [(name, cls)] = known.items()
+    sizes, more = _sizes(name, cls)
+    about = (
+        _summary(cls),
+        reference(inspect.getmodule(cls).__doc__ or ""),
+        *([f"(counted as {cls.traffic_note})"] if cls.traffic_note else []),
+        *more,
+        *_settings(cls, "algorithm", Algorithm),
+    )
+    table.add_row(name, *sizes, "\n".join(about))
     table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "
         "kept: what it keeps between rounds; server: what every rank keeps; -: follows from the "
@@ -131,7 +130,7 @@ def _sizes(name: str, cls: type[Algorithm]) -> tuple[Sequence[str], Sequence[str
 
 
 def _tasks(known: Mapping[str, Any]) -> Table:
-    table = _titled("task", "what")
+    table = titled("task", "what")
     for name, sections in known.items():
         table.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
     return table
@@ -139,7 +138,7 @@ def _tasks(known: Mapping[str, Any]) -> Table:
 
 def _jobs(width: int, known: Mapping[str, Path]) -> Table:
     """A line for each job, cut to the table's width; all of its text where there is but one."""
-    table = _titled("packaged job", "what")
+    table = titled("packaged job", "what")
     table.show_lines = False
     room = width - max(map(len, known)) - 7  # borders and margins
     for name, file in known.items():
@@ -175,15 +174,8 @@ def multiples_of(algorithm: Algorithm, schema: RoundSchema) -> tuple[str, str, s
     return down, up, kept, server
 
 
-def _titled(*columns: str) -> Table:
-    table = Table(box=ASCII2, caption_justify="left", show_lines=True)
-    for column in columns:
-        table.add_column(column, no_wrap=column != columns[-1], overflow="fold")
-    return table
-
-
 def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] | None = None) -> Table:
-    table = _titled(key, "what, settings")
+    table = titled(key, "what, settings")
     section = key.rpartition(".")[0]  # of a choice by name or kind; else each name is a section's
     if base:
         table.add_row("(every one)", "\n".join(_settings(base, section)))
@@ -195,13 +187,6 @@ def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] | None =
 
 def _summary(cls: type[Any]) -> str:
     return summary(cls).replace("``", "")
-
-
-def _reference(cls: type[Any]) -> str:
-    """The paper: the last paragraph of the module's docstring before the departures from it."""
-    paragraphs = inspect.cleandoc(inspect.getmodule(cls).__doc__ or "").split("\n\n")
-    departures = next((k for k, p in enumerate(paragraphs) if p.startswith("Departures")), None)
-    return " ".join(paragraphs[:departures][-1].split())
 
 
 def _settings(cls: type[Any], section: str, base: type[Any] | None = None) -> Iterable[str]:

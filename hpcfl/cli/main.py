@@ -497,6 +497,12 @@ def _list(options: argparse.Namespace) -> None:
 
         _say(json.dumps(job_schema(), indent=2))
         return
+    if options.what == "algorithms":
+        from hpcfl.cli.list_algorithms import algorithms_table, table_width
+        from hpcfl.io.table import render_tables
+
+        _say(render_tables(algorithms_table(), width=table_width()))
+        return
     from hpcfl.cli.listing import listing
 
     _say(listing(options.what))

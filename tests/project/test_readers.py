@@ -1,4 +1,4 @@
-"""What reads runs loads no training: no torch, method, model or data set."""
+"""What reads runs, or lists names, loads no training: no torch, method, model or data set."""
 
 import subprocess
 import sys
@@ -39,11 +39,12 @@ def loaded(code):
         ("report", "RUN", "--chosen"),
         ("status", "RUN"),
         ("cite", "RUN"),
+        ("list", "algorithms"),
         ("sweep", "jobs/sweeps/quickstart.yaml", "--where"),
     ],
     ids=" ".join,
 )
-def test_a_command_that_reads_runs(run, arguments):
+def test_a_command_that_trains_nothing(run, arguments):
     words = [str(run) if word == "RUN" else word for word in arguments]
     assert loaded(f"from hpcfl.cli.main import main; assert main({words}) == 0") == set()
 
