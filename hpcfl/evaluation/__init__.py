@@ -31,10 +31,3 @@ Metrics of the user's (``evaluate.metrics``, ``hpcfl.evaluation.user_metrics``):
 scores of clients are computed, with ``_mean``, ``_std``, ``_lowest_decile`` and
 ``_highest_decile``.
 """
-
-from hpcfl.evaluation.clients import Clients
-from hpcfl.evaluation.config import Evaluate
-from hpcfl.evaluation.scores import Evaluation
-from hpcfl.evaluation.user_metrics import Metric
-
-__all__ = ["Clients", "Evaluate", "Evaluation", "Metric"]

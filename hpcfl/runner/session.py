@@ -20,8 +20,9 @@ from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RunStart
 from hpcfl.engine.run import CheckpointState
-from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.privacy import accountant
+from hpcfl.evaluation.scores import Evaluation
 from hpcfl.evaluation.stopping import StopRule
 from hpcfl.job_file.resume_rules import ending_fingerprint
 from hpcfl.job_file.settings import flatten

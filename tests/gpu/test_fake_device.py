@@ -32,7 +32,8 @@ from hpcfl.data.batches import order
 from hpcfl.engine import loop as engine_loop
 from hpcfl.engine.loop import run_rounds
 from hpcfl.errors import JobError
-from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.evaluation.clients import Clients
+from hpcfl.evaluation.scores import Evaluation
 from hpcfl.job.schema import load
 from hpcfl.local import client_pool
 from hpcfl.local import lanes as lanes_module
