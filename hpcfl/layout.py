@@ -66,10 +66,6 @@ class Layout:
         own = [piece for piece, name in zip(pieces, self.names, strict=True) if name in names]
         return cat(own) if own else x[:0].clone()  # a view would keep all of x in memory
 
-    def count(self, names: Collection[str]) -> int:
-        """How many entries of the vector belong to these parameters."""
-        return sum(size for name, size in self._sized if name in names)
-
     def join(self, x: Vector, names: Collection[str], part: Vector) -> Vector:
         """``x``, but with the entries of these parameters from ``part``, as ``take`` gives them."""
         own = [size if name in names else 0 for name, size in self._sized]
