@@ -43,6 +43,7 @@ ALLOWED = {
     "io/memory.py": KERNEL,
     "io/progress.py": "the null device",
     "io/regular.py": "it is the place",
+    "cli/list_algorithms.py": OWN,
     "job_file/packaged.py": OWN,
     "models/weights.py": "_read checks it before it calls what loads it",
     "io/packages.py": "the metadata of an installed distribution",
