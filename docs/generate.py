@@ -20,9 +20,9 @@ from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
 from hpcfl.job.description import REQUIRED, Setting, kinds, settings, summary
-from hpcfl.job.resume_rules import is_mutable
 from hpcfl.job.schema import SECTIONS, Job, limits
 from hpcfl.job.tasks import TASKS
+from hpcfl.job_file.resume_rules import is_mutable
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.training_loss import TRAINING_LOSSES

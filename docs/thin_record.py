@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcfl.evaluation.divergence import RECENT
+from hpcfl.runs.divergence import RECENT
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader, log_line
 

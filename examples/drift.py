@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 import hpcfl
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.errors import HpcflError, JobError
-from hpcfl.job.packaged import find_job
 from hpcfl.job.schema import LoadedJob, load
-from hpcfl.job.yaml_file import read
+from hpcfl.job_file.packaged import find_job
+from hpcfl.job_file.yaml_file import read
 from hpcfl.sweep.grid import read_sweep
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

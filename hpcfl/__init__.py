@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpcfl.cli.check import CheckedJob
     from hpcfl.data.objects import Data
     from hpcfl.engine.callbacks import Callback
+    from hpcfl.evaluation.user_metrics import Metric
     from hpcfl.plan.show import JobPlan
     from hpcfl.report.layouts import RunsReport
     from hpcfl.runner.start import Result
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Callback",
     "Data",
+    "Metric",
     "Result",
     "__version__",
     "check",
@@ -59,6 +61,10 @@ def __getattr__(name: str) -> Any:
         from hpcfl.data.objects import Data
 
         return Data
+    if name == "Metric":
+        from hpcfl.evaluation.user_metrics import Metric
+
+        return Metric
     if name == "Result":
         from hpcfl.runner.start import Result
 
@@ -108,7 +114,7 @@ def run(
         Stopped: a signal asked for a stop; a checkpoint was written.
     """
     from hpcfl.job.callbacks import check_callback_objects
-    from hpcfl.job.yaml_file import OVERRIDES
+    from hpcfl.job_file.yaml_file import OVERRIDES
     from hpcfl.runner.start import start
     from hpcfl.setup.objects import load_job
 
@@ -146,7 +152,7 @@ def resume(
         DivergedError, Stopped: as for ``run``.
     """
     from hpcfl.job.callbacks import check_callback_objects
-    from hpcfl.job.yaml_file import OVERRIDES, override_texts
+    from hpcfl.job_file.yaml_file import OVERRIDES, override_texts
     from hpcfl.runner.start import resume
 
     check_callback_objects("hpcfl.resume(callbacks=...)", callbacks)

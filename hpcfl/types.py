@@ -37,7 +37,7 @@ Natural = Annotated[int, Ge(0)]
 # A path as the user gives it, relative to the current directory; kept absolute.
 PathText = Annotated[str, AfterValidator(absolute)]
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
-# Of a class or function, which hpcfl.user_code.names.find_object alone imports.
+# Of a class or function, which hpcfl.user_code.find_object alone imports.
 DottedPath = Annotated[str, "dotted path"]
 
 LossName = Literal["cross_entropy", "tokens", "squared", "quadratic"]

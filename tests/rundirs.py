@@ -7,7 +7,7 @@ import torch
 
 from hpcfl.io import checksum
 from hpcfl.job.schema import load
-from hpcfl.job.yaml_file import add_checksum
+from hpcfl.job_file.yaml_file import add_checksum
 from hpcfl.runs.manifest import committed, committed_folders
 from hpcfl.runs.sweep_log import log_line
 from hpcfl.setup.components import build_components

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcfl.evaluation.score_names import is_score
 from hpcfl.runs.log import LogReader
+from hpcfl.runs.score_names import is_score
 from hpcfl.types import Record
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcfl.callbacks.tracker import LoggedRound, Tracker
 from hpcfl.engine.callbacks import RunStart
-from hpcfl.job.settings import Settings
+from hpcfl.job_file.settings import Settings
 
 _METRICS, _PARAMS = 1000, 100  # of one call, at most: limits of MLflow
 _LONG = 6000  # characters of a parameter, likewise

@@ -18,7 +18,7 @@ from hpcfl.engine.callbacks import Callback, RoundModel, RunStart
 from hpcfl.errors import HpcflError, one_line
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_file
-from hpcfl.job.settings import Settings, flatten
+from hpcfl.job_file.settings import Settings, flatten
 from hpcfl.runs.layout import RunDir
 from hpcfl.types import Record
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcfl.callbacks.tracker import LoggedRound, Tracker
 from hpcfl.engine.callbacks import RunStart
-from hpcfl.job.settings import Settings
+from hpcfl.job_file.settings import Settings
 
 
 class Wandb(Tracker):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from hpcfl.errors import StoreError
-from hpcfl.evaluation.run_score import deciding_scores
-from hpcfl.evaluation.score_names import score_named
 from hpcfl.io.checked_tensors import pack, unpack
+from hpcfl.runs.run_score import deciding_scores
+from hpcfl.runs.score_names import score_named
 from hpcfl.types import Vector
 
 

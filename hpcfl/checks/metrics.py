@@ -9,12 +9,12 @@ import numpy as np
 from hpcfl.checks.data import require_finite
 from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.errors import JobError, as_job_error, defined
-from hpcfl.evaluation.config import Stop, metric_name
+from hpcfl.evaluation.config import Stop
 from hpcfl.evaluation.metrics import TOP
-from hpcfl.evaluation.run_score import is_of_x
-from hpcfl.evaluation.score_names import score_named
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
-from hpcfl.job.registry import suggestion
+from hpcfl.job_file.words import suggestion
+from hpcfl.runs.run_score import is_of_x
+from hpcfl.runs.score_names import metric_name, score_named
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch
 from hpcfl.user_code.generators import generators

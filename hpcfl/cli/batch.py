@@ -21,8 +21,8 @@ from hpcfl.errors import INTERRUPTED, REPEAT, DiskError, DivergedError, JobError
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import parse_json, present
 from hpcfl.io.regular import read
-from hpcfl.job.packaged import kind_of
-from hpcfl.job.run_name import run_directory
+from hpcfl.job_file.packaged import kind_of
+from hpcfl.job_file.run_name import run_directory
 from hpcfl.runs.manifest import committed_folders
 from hpcfl.runs.names import FILE, require_kind
 from hpcfl.runs.requests import Request, is_done

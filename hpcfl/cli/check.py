@@ -22,9 +22,9 @@ from hpcfl.data.split import effective_partition, split_examples
 from hpcfl.engine.dry_round import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
-from hpcfl.job.resume_rules import input_places
 from hpcfl.job.schema import Job, LoadedJob, resolve_algorithm
-from hpcfl.job.settings import flatten, written
+from hpcfl.job_file.resume_rules import input_places
+from hpcfl.job_file.settings import flatten, written
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.columns import duration
 from hpcfl.report.plots import plot_partition

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from hpcfl.errors import JobError
 from hpcfl.io.files import may_contain
-from hpcfl.job.packaged import find_job
-from hpcfl.job.schema import load
-from hpcfl.job.settings import Settings, flatten
-from hpcfl.job.yaml_file import read
+from hpcfl.job_file.packaged import find_job
+from hpcfl.job_file.settings import Settings, flatten
+from hpcfl.job_file.yaml_file import read
 from hpcfl.report.collect import JOB, find_runs
 from hpcfl.runs.record import read_record
 from hpcfl.sweep.grid import read_sweep
@@ -57,6 +56,8 @@ def _jobs(path: Path) -> Sequence[Settings]:
         return found
     if "grid" in read(find_job(path)).tree:
         return [flatten(point.loaded.tree) for point in read_sweep(path).points]
+    from hpcfl.job.schema import load  # which needs torch, as a run in a directory does not
+
     return [flatten(load(path).tree)]
 
 

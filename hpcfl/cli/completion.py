@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hpcfl.job.packaged import packaged_jobs
+from hpcfl.job_file.packaged import packaged_jobs
 
 SHELLS = ("bash", "zsh")
 _JOBS = {"bash": "_hpcfl_jobs", "zsh": "_hpcfl_jobs"}

@@ -4,15 +4,14 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any
 
 import torch
-from rich.box import ASCII2
 from rich.table import Table
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.cli.list_algorithms import algorithms_table, reference, table_width, titled
 from hpcfl.cohort.sampling import CohortConfig
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
@@ -21,11 +20,12 @@ from hpcfl.engine.dry_round import RoundSchema, dry_round, nbytes, traffic
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.table import render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary
-from hpcfl.job.packaged import FOLDER, packaged_jobs
-from hpcfl.job.packaged import summary as summary_of_job
-from hpcfl.job.registry import find_own, suggestion
+from hpcfl.job.registry import find_own
 from hpcfl.job.schema import SECTIONS, Job, limits
 from hpcfl.job.tasks import TASKS
+from hpcfl.job_file.packaged import FOLDER, packaged_jobs
+from hpcfl.job_file.packaged import summary as summary_of_job
+from hpcfl.job_file.words import suggestion
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.training_loss import TRAINING_LOSSES
@@ -41,7 +41,6 @@ CHOICES = {
     "task": "tasks",
 }
 _LISTED = {"algorithm": "algorithms", "data": "data", "model": "models"}  # by section
-NARROWEST, WIDEST = 80, 100  # columns of a table
 # Parameters in the dry rounds: scalars that are sent along round to nothing.
 SIZES = (10_000, 20_000)
 
@@ -59,8 +58,7 @@ def listing(what: str | None = None) -> str:
     given = what
     what = what.lower() if what else None
     what = CHOICES.get(str(what), what)
-    # Without a terminal the narrowest.
-    width = min(max(get_terminal_size((0, 0)).columns, NARROWEST), WIDEST)
+    width = table_width()
     tables_of: dict[str, tuple[Callable[[Mapping[str, Any]], Table], Mapping[str, Any]]] = {
         "job": (partial(_sections, "section of a job"), {"(top level)": Job, **SECTIONS}),
         "algorithms": (_algorithms, ALGORITHMS),
@@ -75,7 +73,7 @@ def listing(what: str | None = None) -> str:
     }
     tables: list[Table] = []
     for kind, (table, known) in tables_of.items():
-        chosen = known if what in (None, kind) else {n: c for n, c in known.items() if n == what}
+        chosen = known if what in (None, kind) else {n: known[n] for n in known if n == what}
         if chosen:
             tables.append(table(chosen))
     first, dot, _ = str(what).partition(".")
@@ -97,13 +95,21 @@ def listing(what: str | None = None) -> str:
 
 
 def _algorithms(known: Mapping[str, type[Algorithm]]) -> Table:
-    table = _titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
+    """What each algorithm is; of one alone its sizes and settings, too."""
+    if len(known) > 1:
+        return algorithms_table()
+    table = titled("algorithm.name", "down", "up", "kept", "server", "what, paper, settings")
     of_all = "\n".join(_settings(Algorithm, "algorithm"))
     table.add_row("(every one)", "", "", "", "", of_all)
-    for name, cls in known.items():
-        sizes, more = _sizes(name, cls)
-        about = (_summary(cls), _reference(cls), *more, *_settings(cls, "algorithm", Algorithm))
-        table.add_row(name, *sizes, "\n".join(about))
+    [(name, cls)] = known.items()
+    sizes, more = _sizes(name, cls)
+    about = (
+        _summary(cls),
+        reference(inspect.getmodule(cls).__doc__ or ""),
+        *more,
+        *_settings(cls, "algorithm", Algorithm),
+    )
+    table.add_row(name, *sizes, "\n".join(about))
     table.caption = (
         "in vectors of the model's size; down, up: what a client receives and sends in a round; "
         "kept: what it keeps between rounds; server: what every rank keeps; -: follows from the "
@@ -121,7 +127,7 @@ def _sizes(name: str, cls: type[Algorithm]) -> tuple[Sequence[str], Sequence[str
 
 
 def _tasks(known: Mapping[str, Any]) -> Table:
-    table = _titled("task", "what")
+    table = titled("task", "what")
     for name, sections in known.items():
         table.add_row(name, f"data {sections['data']['kind']}, model {sections['model']['name']}")
     return table
@@ -129,7 +135,7 @@ def _tasks(known: Mapping[str, Any]) -> Table:
 
 def _jobs(width: int, known: Mapping[str, Path]) -> Table:
     """A line for each job, cut to the table's width; all of its text where there is but one."""
-    table = _titled("packaged job", "what")
+    table = titled("packaged job", "what")
     table.show_lines = False
     room = width - max(map(len, known)) - 7  # borders and margins
     for name, file in known.items():
@@ -165,15 +171,8 @@ def multiples_of(algorithm: Algorithm, schema: RoundSchema) -> tuple[str, str, s
     return down, up, kept, server
 
 
-def _titled(*columns: str) -> Table:
-    table = Table(box=ASCII2, caption_justify="left", show_lines=True)
-    for column in columns:
-        table.add_column(column, no_wrap=column != columns[-1], overflow="fold")
-    return table
-
-
 def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] | None = None) -> Table:
-    table = _titled(key, "what, settings")
+    table = titled(key, "what, settings")
     section = key.rpartition(".")[0]  # of a choice by name or kind; else each name is a section's
     if base:
         table.add_row("(every one)", "\n".join(_settings(base, section)))
@@ -185,13 +184,6 @@ def _sections(key: str, known: Mapping[str, type[Any]], base: type[Any] | None =
 
 def _summary(cls: type[Any]) -> str:
     return summary(cls).replace("``", "")
-
-
-def _reference(cls: type[Any]) -> str:
-    """The paper: the last paragraph of the module's docstring before the departures from it."""
-    paragraphs = inspect.cleandoc(inspect.getmodule(cls).__doc__ or "").split("\n\n")
-    departures = next((k for k, p in enumerate(paragraphs) if p.startswith("Departures")), None)
-    return " ".join(paragraphs[:departures][-1].split())
 
 
 def _settings(cls: type[Any], section: str, base: type[Any] | None = None) -> Iterable[str]:

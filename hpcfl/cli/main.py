@@ -177,7 +177,7 @@ def _may_print() -> bool:
 def _run(options: argparse.Namespace) -> None:
     out = options.out
     if options.continued:
-        from hpcfl.job.run_name import run_directory
+        from hpcfl.job_file.run_name import run_directory
 
         out = out or run_directory(options.job, options.overrides)
         signals.set_resumable(out)
@@ -203,12 +203,12 @@ def _resume(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     if options.where:  # a script may call this before every start, so torch is not imported
-        from hpcfl.job.run_name import run_directory
+        from hpcfl.job_file.run_name import run_directory
 
         print(run_directory(options.job, options.overrides))
         return
     if options.kind:
-        from hpcfl.job.packaged import kind_of
+        from hpcfl.job_file.packaged import kind_of
 
         print(kind_of(options.job))
         return
@@ -254,10 +254,11 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from hpcfl.sweep.grid import read_sweep
+    from hpcfl.sweep.grid import read_grid, read_sweep
     from hpcfl.sweep.own_files import require_folder
 
-    sweep = read_sweep(options.sweep, options.overrides)
+    read = read_grid if options.where else read_sweep
+    sweep = read(options.sweep, options.overrides)
     root = options.out or sweep.directory
     sweep = sweep.chosen(options.points, options.only)
     if options.write_jobs:
@@ -355,7 +356,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from hpcfl.job.run_name import RUNS
+    from hpcfl.job_file.run_name import RUNS
     from hpcfl.report.choose import ChosenRuns, choose_settings
     from hpcfl.report.collect import collect_runs
     from hpcfl.report.plots import Plot, PlotStyle
@@ -383,7 +384,7 @@ def _report(options: argparse.Namespace) -> None:
     plot = Plot(chosen.runs, files, options.y, options.x, style) if files else None
     written = None
     if options.write_sweep is not None:
-        from hpcfl.report.final_sweep import write_final_sweep
+        from hpcfl.sweep.final_sweep import write_final_sweep
 
         written = write_final_sweep(chosen, options.write_sweep)
     print(table, end="")
@@ -486,6 +487,12 @@ def _list(options: argparse.Namespace) -> None:
         from hpcfl.job.json_schema import job_schema
 
         _say(json.dumps(job_schema(), indent=2))
+        return
+    if options.what == "algorithms":
+        from hpcfl.cli.list_algorithms import algorithms_table, table_width
+        from hpcfl.io.table import render_tables
+
+        _say(render_tables(algorithms_table(), width=table_width()))
         return
     from hpcfl.cli.listing import listing
 

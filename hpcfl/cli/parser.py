@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcfl import __version__
 from hpcfl.cli.completion import SHELLS, PrintCompletion
-from hpcfl.job.resume_rules import MUTABLE
+from hpcfl.job_file.resume_rules import MUTABLE
 from hpcfl.paths import require_plain
 
 
@@ -198,7 +198,9 @@ def _add_sweep(commands: Any) -> None:
     )
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and start none")
     sweep.add_argument(
-        "--where", action="store_true", help="print the run directories, and start nothing"
+        "--where",
+        action="store_true",
+        help="print the run directories, and check nothing",
     )
     sweep.add_argument(
         "--write-jobs",

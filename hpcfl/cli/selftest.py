@@ -27,13 +27,13 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.engine.timing import measured
 from hpcfl.errors import HpcflError, JobError, StoreError
 from hpcfl.exports.checkpoint import export
 from hpcfl.io.progress import track
-from hpcfl.job.yaml_file import as_yaml
+from hpcfl.job_file.yaml_file import as_yaml
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader
+from hpcfl.runs.log_keys import measured
 from hpcfl.runs.manifest import MANIFEST
 from hpcfl.sweep.process import mpirun
 

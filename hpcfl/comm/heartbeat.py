@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, StringConstraints
 
 from hpcfl.errors import StoreError, file_error
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE, readable
-from hpcfl.types import Natural
 
 SIZE = 512  # bytes of every file, so that one write replaces the whole heartbeat
 WATCHED_S = 7.0  # longer than a rank takes between two heartbeats
@@ -56,16 +55,16 @@ class Heartbeat(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
-    rank: Natural
+    rank: NonNegativeInt
     host: Plain
-    pid: Natural
-    beat: Natural
+    pid: NonNegativeInt
+    beat: NonNegativeInt
     """Counts the heartbeats of the rank from 0."""
     time: float
     """When it was written, in seconds since the epoch, by the host's clock."""
-    round: Natural
+    round: NonNegativeInt
     phase: Plain
-    calls: Natural
+    calls: NonNegativeInt
     waits: bool
 
     @property

@@ -1,5 +1,6 @@
 """The interface of a data set."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,17 @@ class Dataset:
         if isinstance(inputs, Tensor):
             return inputs[:count].clone()
         return inputs.read(np.arange(count))
+
+    @property
+    def guess_loss(self) -> float | None:
+        """The mean training loss of a model that knows nothing; None where there is none such."""
+        if self.loss == "quadratic":
+            return None
+        if self.classes is not None:
+            return math.log(self.classes)
+        labels = self.train.labels.double()
+        loss = float(labels.square().sum() / (2 * len(labels)))
+        return loss if 0 < loss < math.inf else None
 
 
 def sizes_text(data: Dataset) -> str:

@@ -17,9 +17,9 @@ from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
 from hpcfl.engine.statistics import evaluated_point
 from hpcfl.errors import DivergedError
-from hpcfl.evaluation.score_names import OF_SERVER
 from hpcfl.local.draws import drawn
 from hpcfl.local.error_context import round_errors
+from hpcfl.runs.score_names import OF_SERVER
 from hpcfl.signals import stopped
 from hpcfl.types import Record
 

@@ -12,8 +12,8 @@ from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.run import Run
 from hpcfl.engine.statistics import at_statistics, evaluated_point, statistics_in
-from hpcfl.engine.timing import SIMULATED
 from hpcfl.local.error_context import client_errors, round_errors
+from hpcfl.runs.log_keys import SIMULATED
 from hpcfl.signals import stopped
 from hpcfl.types import Record
 

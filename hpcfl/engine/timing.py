@@ -12,28 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.cohort.participation import Wait
-from hpcfl.io import checksum
 from hpcfl.io.memory import resident_memory
+from hpcfl.runs.log_keys import MEMORY, PHASES, SIMULATED
 from hpcfl.types import Record
 
-PHASES = ("sample", "read", "compute", "reduce", "wait", "update", "write", "evaluate")
-"""The phases of a round, as docs/reference/log.md explains them."""
 # After these the load of a rank is counted from zero: the ranks have just synchronised, or a round
 # begins.
 _SYNCHRONISED = ("reduce", "evaluate", "write")
-_MEMORY = ("memory_bytes", "device_bytes")
 _NS = 1_000_000_000
-
-
-SIMULATED = "simulated_s"
-"""The key of the simulated clock, which follows from the job."""
-
-
-def measured(key: str) -> bool:
-    """Whether a key of the log holds a measurement, which differs from run to run."""
-    if key == SIMULATED:
-        return False
-    return key.endswith("_s") or key in (*_MEMORY, "imbalance", "slowest_rank", checksum.KEY)
 
 
 class SimulatedClock:
@@ -99,7 +85,7 @@ class RoundTimer:
         """
         own = [float(resident_memory()), float(_allocated_memory(self._device))]
         own += [0.0] * self._ranks
-        own[len(_MEMORY) + self._rank] = float(self._now() - self._synchronised)
+        own[len(MEMORY) + self._rank] = float(self._now() - self._synchronised)
         return own
 
     def record_wait(self, maxima: NDArray[np.float64]) -> None:
@@ -112,13 +98,13 @@ class RoundTimer:
             maxima: over the ranks, of their ``local_metrics`` before the reduction.
         """
         values = maxima.tolist()
-        memory, busy = values[: len(_MEMORY)], values[len(_MEMORY) :]
+        memory, busy = values[: len(MEMORY)], values[len(MEMORY) :]
         before = self._phases["reduce"]
         self.mark("reduce")
         waited = min(int(max(busy) - busy[self._rank]), self._phases["reduce"] - before)
         self._move(waited, "reduce", "wait")
         self._busy = [one + more for one, more in zip(self._busy, busy, strict=True)]
-        self._memory = {key: int(count) for key, count in zip(_MEMORY, memory, strict=True)}
+        self._memory = {key: int(count) for key, count in zip(MEMORY, memory, strict=True)}
 
     def write_to(self, record: Record) -> list[float]:
         """Add the phases since the last call to a line of the log, and begin anew.

@@ -22,7 +22,7 @@ at least one.
 same examples, over all of them together; ``personal_accuracy_mean`` and its kind, over all clients
 that have such examples.  ``personal_validation_accuracy`` and ``personal_validation_loss``: on
 those of its examples that ``data.validation`` keeps.  Where the method makes such models, these are
-the scores that the run counts by (``hpcfl.evaluation.run_score``).
+the scores that the run counts by (``hpcfl.runs.run_score``).
 A client that never took part has its first state, and so a model.  With
 ``evaluate.personal.steps`` it is scored after so many local steps, which nothing else sees.
 
@@ -31,10 +31,3 @@ Metrics of the user's (``evaluate.metrics``, ``hpcfl.evaluation.user_metrics``):
 scores of clients are computed, with ``_mean``, ``_std``, ``_lowest_decile`` and
 ``_highest_decile``.
 """
-
-from hpcfl.evaluation.clients import Clients
-from hpcfl.evaluation.config import Evaluate
-from hpcfl.evaluation.scores import Evaluation
-from hpcfl.evaluation.user_metrics import Metric
-
-__all__ = ["Clients", "Evaluate", "Evaluation", "Metric"]

@@ -9,9 +9,8 @@ import torch
 from hpcfl.comm.base import Comm
 from hpcfl.evaluation.measure import Meter
 from hpcfl.evaluation.user_metrics import Score
+from hpcfl.runs.client_table import ClientRow
 
-ClientRow = Mapping[str, float | int | str | None]
-"""A line of clients.csv by its columns."""
 WHOLE_SET = -1
 """The client of a row about a whole test or validation set."""
 _TOGETHER = 1024  # clients of one all-reduce, so that tables of vectors fit in memory

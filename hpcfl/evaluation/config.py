@@ -3,14 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcfl.evaluation.score_names import RESERVED, SCORES
+from hpcfl.runs.score_names import RESERVED, SCORES, metric_name
 from hpcfl.types import Count, DottedPath, Natural, Section
-from hpcfl.user_code.names import short_name
-
-
-def metric_name(path: str) -> str:
-    """The name of a metric in the log: the last part of its dotted path."""
-    return short_name(path).rpartition(".")[2]
 
 
 @dataclass(frozen=True, kw_only=True)

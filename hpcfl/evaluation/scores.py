@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.data.base import Dataset
-from hpcfl.evaluation.client_rows import ClientRow, ClientRows
+from hpcfl.evaluation.client_rows import ClientRows
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.measure import Meter, sum_names
@@ -13,6 +13,7 @@ from hpcfl.evaluation.metrics import names
 from hpcfl.evaluation.user_metrics import agree, load_metrics
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.step import Gradient
+from hpcfl.runs.client_table import ClientRow
 from hpcfl.types import Vector
 
 ACCURACIES = {"correct": "accuracy", "correct_top5": "top5_accuracy"}

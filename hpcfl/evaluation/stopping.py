@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from hpcfl.evaluation.config import Stop
-from hpcfl.evaluation.score_names import score_named
+from hpcfl.runs.score_names import score_named
 
 
 class StopRule:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hpcfl.comm.base import Comm
 from hpcfl.errors import BrokenRuleError, defined
-from hpcfl.evaluation.config import metric_name
+from hpcfl.runs.score_names import metric_name
 from hpcfl.user_code.accepts import Accepts
-from hpcfl.user_code.names import find_object
+from hpcfl.user_code.find_object import find_object
 
 Score = float | tuple[float, ...]
 """A number, or several, such as one for each class."""
@@ -48,8 +48,7 @@ class Metric(ABC):
 
 
 METRIC = Accepts(
-    expected="a function of outputs and labels of your own, or a class derived from "
-    "hpcfl.evaluation.Metric",
+    expected="a function of outputs and labels of your own, or a class derived from hpcfl.Metric",
     base=Metric,
     functions=True,
 )
@@ -82,7 +81,7 @@ class UserMetric:
         elif isinstance(found, type) or not callable(found):
             raise BrokenRuleError(
                 f"is {found!r:.80}, expected a function of outputs and labels, or a class derived "
-                "from hpcfl.evaluation.Metric"
+                "from hpcfl.Metric"
             )
         self.function: Callable[..., Any] = self._metric.sums if self._metric else found
 

@@ -13,6 +13,7 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.checkpoint import initial
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
 from hpcfl.checkpoint.buffers import stored_names
@@ -22,6 +23,7 @@ from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.statistics import evaluated_point, personal_point
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import readable
+from hpcfl.job.load_run import load_run
 from hpcfl.job.schema import LoadedJob, carried_statistics, facts_of
 from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
@@ -33,7 +35,6 @@ from hpcfl.models.statistics import (
     statistics_of,
 )
 from hpcfl.runs.layout import RunDir
-from hpcfl.runs.load_run import load_run
 from hpcfl.runs.manifest import (
     BEST,
     FUNCTION,
@@ -201,7 +202,7 @@ def _best(checkpoint: Checkpoint, folder: RunDir) -> dict[str, NDArray[Any]]:
         )
     found = BestModel.unpack(content, checkpoint.folder / BEST)
     return {
-        **_point(found.x, folder.read_initial(content=files[INITIAL]).numel()),
+        **_point(found.x, initial.read(folder.initial, files[INITIAL]).numel()),
         "round": np.array(found.round),
         found.name: np.array(found.score),
     }
@@ -232,7 +233,7 @@ def _arrays(
     for the layers of the model where the algorithm asks for them.
     """
     job = loaded.job
-    x0 = folder.read_initial(content=read_run_files(checkpoint, folder.root)[INITIAL])
+    x0 = initial.read(folder.initial, read_run_files(checkpoint, folder.root)[INITIAL])
     # What the data say is in the history too, but in that of an older run or of a lost one.
     start = folder.last_start
     clients_known = start.get("clients") or job.data.population or 1
@@ -341,7 +342,7 @@ def _built(folder: RunDir, loaded: LoadedJob) -> nn.Module:
     model = build_model(loaded, dataset, key(loaded.job.seed, "model"))
     put_in_training(model, frozen=loaded.job.model.statistics == "frozen")
     files = read_newest(folder, partial(read_run_files, root=folder.root))
-    x0, size = folder.read_initial(content=files[INITIAL]), layout_of(model).total
+    x0, size = initial.read(folder.initial, files[INITIAL]), layout_of(model).total
     if size != len(x0):
         raise StoreError(
             f"{folder.root}: the model has {size} parameters with the data and code as they are "

@@ -2,8 +2,9 @@
 
 The copy has the job, the history, the log and clients.csv, and ``hpcfl report`` reads it like the
 run itself.  It is some hundred bytes a round, whatever the model's size, and cannot be resumed.
-``hpcfl run`` takes it as a job (``hpcfl.job.record``): so it also has the source of the user's own
-classes, the versions of packages, and digests of what a repetition must have and must give.
+``hpcfl run`` takes it as a job (``hpcfl.job_file.record``): so it also has the source of the
+user's own classes, the versions of packages, and digests of what a repetition must have and must
+give.
 
 The copy names no host and no folder: hosts are called host0, host1, ..., an absolute path is cut to
 its last part, and messages and notes are left out of the history.  Sources are copied as they are.
@@ -22,14 +23,15 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from hpcfl.checkpoint import initial
 from hpcfl.errors import JobError, file_error
 from hpcfl.exports.checkpoint import read_newest
 from hpcfl.exports.record_readme import readme
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import readable
-from hpcfl.job.record import CODE
-from hpcfl.job.yaml_file import plain, relative_to_run, write_resolved
+from hpcfl.job_file.record import CODE
+from hpcfl.job_file.yaml_file import plain, relative_to_run, write_resolved
 from hpcfl.runs.branches import Branch, read_branches, write_branches
 from hpcfl.runs.client_table import table_until
 from hpcfl.runs.history import recorded_code
@@ -104,11 +106,11 @@ def export_record(root: Path, target: Path) -> tuple[list[Path], list[str]]:
 def _digests_of_models(checkpoint: Checkpoint) -> dict[str, Any]:
     """The round of a checkpoint, and the digests of the initial model and of the server there."""
     root = checkpoint.folder.parents[1]
-    initial = RunDir(root).read_initial(content=read_run_files(checkpoint, root)[INITIAL])
+    x0 = initial.read(RunDir(root).initial, read_run_files(checkpoint, root)[INITIAL])
     server = dict(read_files(checkpoint))[SERVER]
     return {
         "round": checkpoint.round,
-        "initial_model": _digest({"x": initial}),
+        "initial_model": _digest({"x": x0}),
         "final_model": _digest(load_tensors(server)),
     }
 

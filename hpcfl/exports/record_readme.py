@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from hpcfl.job.record import CODE
+from hpcfl.job_file.record import CODE
 from hpcfl.runs.history import recorded_machines
 from hpcfl.runs.layout import last_start
 from hpcfl.setup.record_inputs import named_inputs

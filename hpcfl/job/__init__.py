@@ -1,1 +1,1 @@
-"""The job file: read, checked and typed before anything is loaded or trained."""
+"""A job: its keys checked and typed, and the classes that they name found."""

@@ -7,7 +7,8 @@ from typing import Any
 from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
 from hpcfl.errors import JobError, as_job_error, defined, described
 from hpcfl.io.packages import installed, refuse_shadow
-from hpcfl.job.registry import check_arguments, check_names, import_dotted, shown, suggestion
+from hpcfl.job.registry import check_arguments, check_names, import_dotted
+from hpcfl.job_file.words import shown, suggestion
 from hpcfl.seeds import key
 from hpcfl.types import DottedPath
 from hpcfl.user_code.accepts import Accepts

@@ -1,12 +1,11 @@
 """Find the class that a section names: a built-in class, an entry point or a dotted path."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from inspect import Parameter, get_annotations, isabstract, signature
 from pathlib import Path
-from reprlib import Repr
 from types import FunctionType
 from typing import Any
 
@@ -17,14 +16,15 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import HpcflError, JobError, described, traceback_hint, user_code_location
-from hpcfl.job.yaml_file import JobFile, plain
+from hpcfl.job_file.words import shown, suggestion
+from hpcfl.job_file.yaml_file import JobFile
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import MAKER
 from hpcfl.user_code.accepts import Accepts, NotAcceptedError
-from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
+from hpcfl.user_code.find_object import find_object, import_advice
+from hpcfl.user_code.names import is_in_file, require_kept
 
-SECTION = "a section (a mapping of keys to values)"
 _MAIN = "__main__"
 FORMER_HOOKS = {
     "prepare": "broadcast(server, cohort)",
@@ -40,8 +40,6 @@ FORMER_HOOKS = {
 
 A class with one is refused: nothing would call that hook, and the run would train without it.
 """
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
 
 
 class Registry:
@@ -268,17 +266,6 @@ def find_own(at: str, name: str) -> tuple[str, type[Any]] | None:
         if issubclass(found, registry.base)
     )
     return section, registry.checked(at, name, found)
-
-
-def suggestion(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """The end of a message about an unknown name: the most similar known name, if there is one."""
-    similar = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {similar[0]}?" if similar else ""
-
-
-def shown(value: Any) -> str:
-    """A value as messages show it: on one line, shortened if it is long."""
-    return _SHORT.repr(plain(value))
 
 
 def check_arguments(

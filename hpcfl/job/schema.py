@@ -25,19 +25,13 @@ from hpcfl.evaluation.config import Evaluate, Stop
 from hpcfl.evaluation.user_metrics import METRIC, UserMetric
 from hpcfl.job.callbacks import CallbackEntry, check_callbacks
 from hpcfl.job.messages import validation_message
-from hpcfl.job.packaged import find_job
-from hpcfl.job.record import is_record, read_record
-from hpcfl.job.registry import (
-    REGISTRIES,
-    SECTION,
-    check_arguments,
-    import_dotted,
-    shown,
-    suggestion,
-)
-from hpcfl.job.run_name import run_name
+from hpcfl.job.registry import REGISTRIES, check_arguments, import_dotted
 from hpcfl.job.tasks import TASKS
-from hpcfl.job.yaml_file import (
+from hpcfl.job_file.packaged import find_job
+from hpcfl.job_file.record import is_record, read_record
+from hpcfl.job_file.run_name import run_name
+from hpcfl.job_file.words import SECTION, shown, suggestion
+from hpcfl.job_file.yaml_file import (
     JobFile,
     Key,
     Tree,
@@ -212,7 +206,7 @@ class LoadedJob:
     job: Job
     tree: Tree
     name: str
-    """Of the run, by the job's file and the overrides: ``hpcfl.job.run_name``."""
+    """Of the run, by the job's file and the overrides: ``hpcfl.job_file.run_name``."""
     notes: tuple[str, ...] = ()
     """Lines for the user about Python objects that the run keeps."""
 

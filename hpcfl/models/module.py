@@ -22,7 +22,8 @@ from hpcfl.errors import (
 from hpcfl.models.base import ModelConfig
 from hpcfl.types import DottedPath
 from hpcfl.user_code.accepts import Accepts, NotAcceptedError, is_own
-from hpcfl.user_code.names import find_object, import_advice, is_in_file, require_kept
+from hpcfl.user_code.find_object import find_object, import_advice
+from hpcfl.user_code.names import is_in_file, require_kept
 
 _PLAIN = re.compile(r"(\w[\w.-]*)?")  # "ResNet18_Weights.DEFAULT"; no path, no address
 GIVEN = ("input_shape", "outputs")  # the arguments that follow from the data

@@ -21,8 +21,8 @@ from torch.nn import functional
 from hpcfl.models.losses import LOSSES, TermLoss, label_losses
 from hpcfl.types import DottedPath, LossName, NonNegative, Section, Share
 from hpcfl.user_code.accepts import Accepts
+from hpcfl.user_code.find_object import find_object
 from hpcfl.user_code.named_section import kind_of, section_of
-from hpcfl.user_code.names import find_object
 
 LOSS = Accepts(
     expected="a function of outputs and labels, your own or of torch.nn.functional, or a class "

@@ -16,8 +16,6 @@ from rich.text import Text
 
 from hpcfl.comm.heartbeat import Heartbeat, read_newest, read_report
 from hpcfl.errors import DiskError, JobError, one_line
-from hpcfl.evaluation.run_score import Quantity
-from hpcfl.evaluation.score_names import SCORES
 from hpcfl.io.files import present, readable
 from hpcfl.io.threads import map_in_threads
 from hpcfl.report import timing
@@ -27,6 +25,8 @@ from hpcfl.runs.branches import Branch
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.manifest import MANIFEST, committed_folders
 from hpcfl.runs.record import RunReader, RunRecord
+from hpcfl.runs.run_score import Quantity
+from hpcfl.runs.score_names import SCORES
 
 RECENT = 100  # rounds over which speeds and shares of the time are taken
 LATE_S = 30.0  # a rank writes a heartbeat every 5 s or more often: older ones are marked

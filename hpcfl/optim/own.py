@@ -9,7 +9,7 @@ from hpcfl.layout import Layout
 from hpcfl.optim.base import Optimizer
 from hpcfl.types import DottedPath, Vector
 from hpcfl.user_code.accepts import Accepts
-from hpcfl.user_code.names import find_object
+from hpcfl.user_code.find_object import find_object
 
 OPTIMIZER = Accepts(expected="a class derived from hpcfl.optim.Optimizer", base=Optimizer)
 

@@ -19,7 +19,7 @@ from hpcfl.data.sizes import even_sizes, lognormal_sizes
 from hpcfl.data.split import keep_natural_clients
 from hpcfl.errors import JobError
 from hpcfl.job.schema import LoadedJob, section
-from hpcfl.job.yaml_file import JobFile
+from hpcfl.job_file.yaml_file import JobFile
 from hpcfl.seeds import stream
 from hpcfl.setup.load_data import fetch_data, load_data
 from hpcfl.types import Count, Examples, IntArray, Natural, Section, Stored

@@ -19,8 +19,8 @@ from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.errors import JobError
 from hpcfl.evaluation.privacy import Accountant
 from hpcfl.io.table import render_tables
-from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import LoadedJob
+from hpcfl.job_file.run_name import RUNS
 from hpcfl.plan import rank_counts
 from hpcfl.plan.data import Sizes, planned_data
 from hpcfl.plan.measure import measure_costs

@@ -13,13 +13,13 @@ from math import isnan
 from typing import NamedTuple, get_args
 
 from hpcfl.errors import JobError
-from hpcfl.evaluation.run_score import Quantity
-from hpcfl.evaluation.score_names import score_named
 from hpcfl.report.columns import mean_and_std
 from hpcfl.report.grid import read_grid
 from hpcfl.report.groups import ComparedRuns, x_mark
 from hpcfl.report.set_ups import method_names
 from hpcfl.runs.record import RunRecord
+from hpcfl.runs.run_score import Quantity
+from hpcfl.runs.score_names import score_named
 
 _LEFT_OUT = (
     "jobs compared: those with a finite score of every seed, and with as many seeds as any other "

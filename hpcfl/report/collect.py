@@ -15,7 +15,7 @@ from hpcfl.io.atomic import PART
 from hpcfl.io.files import READABLE, may_contain, present, readable
 from hpcfl.io.regular import read
 from hpcfl.io.threads import map_in_threads
-from hpcfl.job.resume_rules import input_places
+from hpcfl.job_file.resume_rules import input_places
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.names import SWEEP_LOG
 from hpcfl.runs.record import RunReader, RunRecord

@@ -7,12 +7,12 @@ from typing import Literal, NamedTuple
 
 from rich.filesize import decimal
 
-from hpcfl.evaluation.run_score import is_of_x
-from hpcfl.evaluation.score_names import SCORES, Score
-from hpcfl.job.settings import BRANCH
+from hpcfl.job_file.settings import BRANCH
 from hpcfl.report.groups import score_mark, x_mark
 from hpcfl.report.table import Value
 from hpcfl.runs.record import RunRecord
+from hpcfl.runs.run_score import is_of_x
+from hpcfl.runs.score_names import SCORES, Score
 
 
 def number(form: str) -> Callable[[float], str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpcfl.job.settings import SEED, Settings, distinguishing_settings
+from hpcfl.job_file.settings import SEED, Settings, distinguishing_settings
 from hpcfl.report.groups import compared_settings, seed_groups
 from hpcfl.report.published import set_up
 from hpcfl.report.set_ups import identities, method_names, set_up_labels, settings_of_set_ups

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
 
-from hpcfl.evaluation.run_score import ChosenOn, Quantity
-from hpcfl.job.settings import SEED, Settings, affects_results
+from hpcfl.job_file.settings import SEED, Settings, affects_results
 from hpcfl.runs.record import RunRecord
+from hpcfl.runs.run_score import ChosenOn, Quantity
 
 # What it means for a mean over seeds that they differ in a key.
 _CONSEQUENCES = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.job.registry import shown
+from hpcfl.job_file.words import shown
 from hpcfl.report.choose import ChosenRuns, choose_settings
 from hpcfl.report.collect import collect_runs
 from hpcfl.report.comparison import with_published

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from hpcfl.errors import JobError
-from hpcfl.evaluation.run_score import ChosenOn
-from hpcfl.job.settings import SEED, Settings, affects_results, changed
+from hpcfl.job_file.settings import SEED, Settings, affects_results, changed
 from hpcfl.report.columns import Column, number, of_runs
 from hpcfl.report.comparison import ComparisonColumns
 from hpcfl.report.groups import ComparedRuns, labels, score_mark
 from hpcfl.report.published import Published, centralised, find, set_up
 from hpcfl.runs.record import RunRecord
+from hpcfl.runs.run_score import ChosenOn
 
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""

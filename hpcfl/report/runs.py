@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hpcfl.job.settings import SEED
+from hpcfl.job_file.settings import SEED
 from hpcfl.report.columns import (
     ABOUT,
     BEST,

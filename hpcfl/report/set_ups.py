@@ -7,7 +7,7 @@ on, and does not tune.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpcfl.job.settings import Settings, distinguishing_settings
+from hpcfl.job_file.settings import Settings, distinguishing_settings
 from hpcfl.runs.record import RunRecord
 
 _SECTIONS = ("data", "model", "cohort", "weights", "precision")

@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hpcfl.engine.timing import PHASES
 from hpcfl.report.columns import duration
 from hpcfl.report.groups import labels
 from hpcfl.report.table import Report, Table, Value
-from hpcfl.runs.log import OF_RANKS, SLOWEST
+from hpcfl.runs.log_keys import OF_RANKS, PHASES, SLOWEST
 from hpcfl.runs.record import RunRecord
 
 Lines = Iterable[Mapping[str, Any]]  # of a log

@@ -24,7 +24,7 @@ from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, make_folder, sync_folder, write_by, write_file
 from hpcfl.io.files import present
-from hpcfl.job.settings import flatten, written
+from hpcfl.job_file.settings import flatten, written
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession
 from hpcfl.runs.branches import Branch, parse_branches, write_branches

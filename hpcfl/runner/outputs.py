@@ -8,9 +8,8 @@ from torch import nn
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.engine.callbacks import Callbacks, RoundModel
 from hpcfl.errors import DiskError, HookError, StoreError
-from hpcfl.evaluation.client_rows import ClientRow
 from hpcfl.runner.progress import Progress
-from hpcfl.runs.client_table import ClientTable
+from hpcfl.runs.client_table import ClientRow, ClientTable
 from hpcfl.runs.history import outcome_of
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import NOTHING, LogPosition, RunLog, of_ranks

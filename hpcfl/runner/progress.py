@@ -13,9 +13,9 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 
 from hpcfl.errors import one_line
-from hpcfl.evaluation.score_names import is_score, is_titled
 from hpcfl.io.packages import installed
 from hpcfl.io.progress import has_bars, until_unread
+from hpcfl.runs.score_names import is_score, is_titled
 from hpcfl.types import Record
 
 Clock = Callable[[], float]  # seconds

@@ -8,13 +8,13 @@ from typing import Any
 
 from hpcfl.data.fingerprints import split_digest
 from hpcfl.errors import DiskError, StoreError, one_line
-from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.io import regular
-from hpcfl.job.resume_rules import differences, mutable_settings
 from hpcfl.job.schema import Job
-from hpcfl.job.settings import flatten, value_of, written
+from hpcfl.job_file.resume_rules import differences, mutable_settings
+from hpcfl.job_file.settings import flatten, value_of, written
 from hpcfl.runner.progress import Progress
 from hpcfl.runner.session import RankSession
+from hpcfl.runs.divergence import find_divergence
 from hpcfl.runs.history import Outcome, outcome_of, record_outcome
 from hpcfl.runs.log import LogReader
 from hpcfl.setup.code_digests import code_digests, edited
@@ -84,7 +84,7 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
             "init": _digest_of_init(job.job),
             "map": [info.record for info in ranks.infos],
             "notes": list(ranks.notes),
-            "guess_loss": guess_loss(session.components.dataset),
+            "guess_loss": session.components.dataset.guess_loss,
             "clients": len(session.components.rows),
             "classes": session.components.dataset.classes,
             "own_models": None if own_models is None else own_models._asdict(),
@@ -182,7 +182,7 @@ def warn_of_divergence(session: RankSession, progress: Progress) -> None:
     except (StoreError, DiskError) as e:  # all rounds are done and saved: the run did not fail
         progress.note(f"warning: whether the run diverged is not known: {e}")
         return
-    found = find_divergence(log, guess_loss(session.components.dataset))
+    found = find_divergence(log, session.components.dataset.guess_loss)
     if found is not None:
         progress.note(
             f"warning: {root}: diverged: {found}. Lower local.lr or algorithm.server_lr, or set "

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from hpcfl.checkpoint import buffers
+from hpcfl.checkpoint import buffers, initial
 from hpcfl.checkpoint.format import read_checkpoint
 from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS
-from hpcfl.job.resume_rules import ending_fingerprint
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.resume_rules import ending_fingerprint
+from hpcfl.job_file.settings import flatten
 from hpcfl.runner.copy_run import copy_run
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runner.session import RankSession, StartPoint
@@ -179,7 +179,7 @@ def _with_initial_model(
     """
     run_files = read_run_files(at, folder.root)
     buffers.read(folder.buffers, components.buffers)
-    x0 = folder.read_initial(components.x0, run_files[INITIAL])
+    x0 = initial.read(folder.initial, run_files[INITIAL], components.x0)
     return components.changed(x0=x0.to(components.device)), run_files
 
 

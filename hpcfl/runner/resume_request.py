@@ -8,20 +8,20 @@ from typing import Any, NoReturn, Self
 
 from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
-from hpcfl.job import yaml_file
+from hpcfl.job.load_run import load_run
 from hpcfl.job.registry import REGISTRIES
-from hpcfl.job.resume_rules import (
+from hpcfl.job.schema import LoadedJob, require_runnable, validate_keys
+from hpcfl.job_file import yaml_file
+from hpcfl.job_file.resume_rules import (
     differences,
     immutable_changes,
     input_places,
     require_branchable,
     require_mutable,
 )
-from hpcfl.job.schema import LoadedJob, require_runnable, validate_keys
-from hpcfl.job.settings import Settings, flatten
-from hpcfl.job.yaml_file import JobFile
+from hpcfl.job_file.settings import Settings, flatten
+from hpcfl.job_file.yaml_file import JobFile
 from hpcfl.runs.layout import RunDir
-from hpcfl.runs.load_run import load_run
 from hpcfl.runs.log import require_log_prefix
 from hpcfl.runs.manifest import Checkpoint, find, folder_of, rounds
 from hpcfl.runs.requests import Request, is_done

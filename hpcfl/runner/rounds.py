@@ -6,9 +6,7 @@ from shlex import quote
 import numpy as np
 
 from hpcfl.engine.loop import run_rounds as run_engine
-from hpcfl.engine.timing import SIMULATED
 from hpcfl.errors import StoreError
-from hpcfl.evaluation.run_score import score_key
 from hpcfl.io.atomic import write_errors
 from hpcfl.runner.progress import Progress, open_progress
 from hpcfl.runner.record_start import (
@@ -18,6 +16,8 @@ from hpcfl.runner.record_start import (
 )
 from hpcfl.runner.session import EarlyEnd, RankSession, StartPoint
 from hpcfl.runs.log import NOTHING, LogReader
+from hpcfl.runs.log_keys import SIMULATED
+from hpcfl.runs.run_score import score_key
 from hpcfl.setup.components import build_run
 from hpcfl.signals import Signals, stopped
 from hpcfl.types import Vector

@@ -19,11 +19,12 @@ from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
 from hpcfl.engine.callbacks import Callbacks, RunStart
 from hpcfl.engine.run import CheckpointState
-from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.privacy import accountant
+from hpcfl.evaluation.scores import Evaluation
 from hpcfl.evaluation.stopping import StopRule
-from hpcfl.job.resume_rules import ending_fingerprint
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.resume_rules import ending_fingerprint
+from hpcfl.job_file.settings import flatten
 from hpcfl.local.step import Gradient
 from hpcfl.runner.checkpointer import Checkpointer
 from hpcfl.runner.outputs import Outputs

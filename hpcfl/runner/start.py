@@ -22,7 +22,7 @@ from pathlib import Path
 
 from torch import nn
 
-from hpcfl.checkpoint import buffers
+from hpcfl.checkpoint import buffers, initial
 from hpcfl.checks.disk import check_clients, check_disk_space, disk_budget, simulate_schedule
 from hpcfl.checks.preflight import check_components
 from hpcfl.checks.ranks import check_ranks
@@ -35,11 +35,11 @@ from hpcfl.engine.callbacks import Callback, Callbacks
 from hpcfl.exports.checkpoint import load_model
 from hpcfl.io.files import present
 from hpcfl.job.callbacks import make_callbacks
-from hpcfl.job.resume_rules import input_places
-from hpcfl.job.run_name import RUNS
 from hpcfl.job.schema import Job, LoadedJob
-from hpcfl.job.settings import flatten
-from hpcfl.job.yaml_file import COMMAND_LINE
+from hpcfl.job_file.resume_rules import input_places
+from hpcfl.job_file.run_name import RUNS
+from hpcfl.job_file.settings import flatten
+from hpcfl.job_file.yaml_file import COMMAND_LINE
 from hpcfl.runner.copy_run import require_absent
 from hpcfl.runner.resume import resume_from, resume_latest
 from hpcfl.runner.resume_request import ResumeRequest
@@ -48,6 +48,7 @@ from hpcfl.runner.session import RankSession, StartPoint
 from hpcfl.runs.client_table import truncate_table
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader, truncate_log
+from hpcfl.runs.manifest import INITIAL
 from hpcfl.runs.record import read_run
 from hpcfl.setup.choose_executor import choose_executor, require_one_choice
 from hpcfl.setup.components import Components, build_components
@@ -159,7 +160,7 @@ def resume(
     Args:
         root: the run directory.
         overrides: ``key.path=value`` settings over the job's, which change no past round; with
-            ``out`` also others, and the copy is a branch (``hpcfl.job.resume_rules``).
+            ``out`` also others, and the copy is a branch (``hpcfl.job_file.resume_rules``).
         out: resume there, in a copy; the run in ``root`` is left as it is, and may be alive.
         round: which checkpoint; the newest when None.  Later ones are deleted.
         verify: read all client states first; else each one when it is first used.
@@ -327,7 +328,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
             check_clients(components, usage)
             folder.claim(components.loaded.tree, continued=continued)
             checkpointer.run_files = {
-                **folder.write_initial(components.x0),
+                INITIAL: initial.write(folder.initial, components.x0),
                 **folder.write_function(function),
             }
             buffers.write(folder.buffers, components.buffers)

@@ -7,16 +7,17 @@ earlier lines longer.  Nothing in the table is needed to resume: it may be moved
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hpcfl.errors import StoreError, file_error
-from hpcfl.evaluation.client_rows import ClientRow
 from hpcfl.io import regular
 from hpcfl.io.atomic import STANDS, write_file
 from hpcfl.io.files import readable
 from hpcfl.runs.log import AppendedFile, LogPosition
 
+ClientRow = Mapping[str, float | int | str | None]
+"""A line of clients.csv by its columns."""
 _HEAD = b"round,model,data,client,"  # of every table, which is made with its first line
 
 

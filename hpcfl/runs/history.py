@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from hpcfl.errors import DivergedError, RemoteRankError, Stopped, one_line
-from hpcfl.evaluation.run_score import OwnModels, TestedOn, Trained
 from hpcfl.runs.layout import RunDir, last_start
+from hpcfl.runs.run_score import OwnModels, TestedOn, Trained
 
 Ending = Literal["finished", "finished early", "stopped", "diverged", "failed"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
@@ -126,7 +126,7 @@ def recorded_machines(history: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def recorded_guess(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """The loss of guessing, in the newest start's entry; see ``hpcfl.evaluation.divergence``."""
+    """The loss of guessing, in the newest start's entry; see ``hpcfl.runs.divergence``."""
     found = last_start(history).get("guess_loss")
     return float(found) if isinstance(found, int | float) else None
 

@@ -9,7 +9,8 @@ clients.csv     with evaluate.clients: table, the scores of each client (hpcfl.r
 events/         the log for TensorBoard, with callbacks: [tensorboard]
 wandb.json      with callbacks: [wandb], the run's id there (hpcfl.callbacks.tracker), and likewise
                 mlflow.json; wandb/ and mlruns/ are wandb's and MLflow's own
-initial.npy     the initial model as a flat vector; every checkpoint's manifest has its checksum
+initial.npy     the initial model (hpcfl.checkpoint.initial); every checkpoint's manifest has its
+                checksum
 function.json   names and shapes of the model's parameters, and what it makes of a few examples
                 (hpcfl.setup.model_function); every manifest has its checksum, too
 branches.json   of a branch: its parents, rounds and changed settings (hpcfl.runs.branches);
@@ -27,7 +28,6 @@ history, and files of checkpoints and heartbeats by their names.
 """
 
 import fcntl
-import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,19 +37,16 @@ from pathlib import Path
 from typing import Any, Self
 from zlib import crc32
 
-import numpy as np
-import torch
-
 from hpcfl.comm.heartbeat import are_written
-from hpcfl.errors import REPEAT, DataError, JobError, StoreError, file_error
+from hpcfl.errors import REPEAT, JobError, StoreError, file_error
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import PART, make_folder, write_file
-from hpcfl.io.files import parse_json, present, read_array, read_bytes, readable
+from hpcfl.io.files import parse_json, present, read_bytes, readable
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
-from hpcfl.job.resume_rules import immutable_changes, job_fingerprint
-from hpcfl.job.settings import changed, flatten
-from hpcfl.job.yaml_file import (
+from hpcfl.job_file.resume_rules import immutable_changes, job_fingerprint
+from hpcfl.job_file.settings import changed, flatten
+from hpcfl.job_file.yaml_file import (
     LARGEST_FILE,
     JobFile,
     parse_resolved,
@@ -70,7 +67,6 @@ from hpcfl.runs.names import (
     require_inside,
     require_kind,
 )
-from hpcfl.types import Vector
 from hpcfl.user_code.names import KEPT, is_kept_name
 
 
@@ -449,17 +445,6 @@ class RunDir:
                 require_format(folder)
             raise
 
-    def write_initial(self, x0: Vector) -> dict[str, int]:
-        """Write the initial model.
-
-        Returns:
-            The name of the file and its crc32, for the manifests.
-        """
-        buffer = io.BytesIO()
-        np.save(buffer, x0.cpu().numpy(), allow_pickle=False)
-        write_file(self.initial, buffer.getvalue())
-        return {INITIAL: crc32(buffer.getvalue())}
-
     def write_function(self, content: bytes) -> dict[str, int]:
         """Write what the model computes at the start.
 
@@ -468,28 +453,6 @@ class RunDir:
         """
         write_file(self.function, content)
         return {FUNCTION: crc32(content)}
-
-    def read_initial(self, like: Vector | None = None, content: bytes | None = None) -> Vector:
-        """Read the initial model.
-
-        Args:
-            like: whose shape and dtype it must have, if given.
-            content: of the file, where it was read already.
-
-        Raises:
-            StoreError: it is missing, damaged or of another model.
-        """
-        try:
-            x0 = torch.from_numpy(read_array(self.initial, content=content))
-        except (DataError, TypeError) as e:  # torch raises TypeError for a dtype it does not have
-            raise StoreError(f"{self.initial}: cannot be read: {e}") from e
-        if like is not None and (x0.shape, x0.dtype) != (like.shape, like.dtype):
-            raise StoreError(
-                f"{self.initial}: found {tuple(x0.shape)} {x0.dtype}, expected "
-                f"{tuple(like.shape)} {like.dtype} of the model with the data and code as they are "
-                "now; put back the run's data and code"
-            )
-        return x0
 
     def add_to_history(self, entry: dict[str, Any]) -> None:
         """Append an entry with the time; that of a start replaces the one of ``open_session``."""

@@ -15,6 +15,7 @@ from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import STANDS, write_errors, write_file
 from hpcfl.io.files import parse_json, read_bytes, readable
 from hpcfl.io.live_files import check_in_place
+from hpcfl.runs.log_keys import OF_RANKS, QUANTILES, SLOWEST
 
 
 class LogPosition(NamedTuple):
@@ -31,7 +32,6 @@ class LogPosition(NamedTuple):
 
 NOTHING = LogPosition(0, 0)
 Line = Mapping[str, float | int | Sequence[float] | None]
-OF_RANKS, QUANTILES, SLOWEST = "busy_s", "busy_quantiles_s", "slowest_rank"
 _LISTS = (OF_RANKS, QUANTILES)  # the keys whose value is a list
 MANY_RANKS = 64  # above so many a line has not the numbers of all: it would be kilobytes long
 

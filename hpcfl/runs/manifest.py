@@ -53,7 +53,7 @@ class Checkpoint(NamedTuple):
     """The crc32 of files of the run directory that no round changes, by name."""
     ended: Mapping[str, str] = {}
     """Of a run that ended before its last round: the ``reason``, and ``by``, a digest of the
-    settings by which it ended (``hpcfl.job.resume_rules.ending_fingerprint``)."""
+    settings by which it ended (``hpcfl.job_file.resume_rules.ending_fingerprint``)."""
     table_lines: int | None = None
     """The lines of clients.csv at that round; None: an earlier version wrote the checkpoint."""
 

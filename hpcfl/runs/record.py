@@ -9,16 +9,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
-from hpcfl.engine.timing import SIMULATED
 from hpcfl.errors import DiskError, JobError, StoreError
-from hpcfl.evaluation.config import metric_name
-from hpcfl.evaluation.divergence import Divergence, find_divergence
-from hpcfl.evaluation.run_score import ChosenOn, OwnModels, Quantity, Trained, score_key
-from hpcfl.evaluation.score_names import METRIC_KEYS, OF_SERVER, SCORES, score_named
 from hpcfl.io.files import present
-from hpcfl.job.settings import BRANCH, Settings, flatten
-from hpcfl.job.yaml_file import plain, relative_to_run
+from hpcfl.job_file.settings import BRANCH, Settings, flatten
+from hpcfl.job_file.yaml_file import plain, relative_to_run
 from hpcfl.runs.branches import Branch, read_branches
+from hpcfl.runs.divergence import Divergence, find_divergence
 from hpcfl.runs.history import (
     Outcome,
     ended_early,
@@ -31,6 +27,7 @@ from hpcfl.runs.history import (
 )
 from hpcfl.runs.layout import RunDir, last_start
 from hpcfl.runs.log import LogReader, require_log_prefix
+from hpcfl.runs.log_keys import SIMULATED
 from hpcfl.runs.manifest import (
     BRANCHES,
     MANIFEST,
@@ -39,6 +36,8 @@ from hpcfl.runs.manifest import (
     newest,
     read_file,
 )
+from hpcfl.runs.run_score import ChosenOn, OwnModels, Quantity, Trained, score_key
+from hpcfl.runs.score_names import METRIC_KEYS, OF_SERVER, SCORES, metric_name, score_named
 from hpcfl.runs.sweep_log import Label
 from hpcfl.user_code.names import short_name
 
@@ -65,7 +64,7 @@ class RunRecord:
     failed: bool = False
     """Whether the sweep that made it saw it fail last."""
     guess_loss: float | None = None
-    """The training loss of guessing, from the history (``hpcfl.evaluation.divergence``)."""
+    """The training loss of guessing, from the history (``hpcfl.runs.divergence``)."""
     history: Sequence[Mapping[str, Any]] = ()
     """Its starts, and where it was copied, the oldest first."""
     unread: StoreError | DiskError | None = None

@@ -16,12 +16,12 @@ from hpcfl.algorithms.facts import Cohort
 from hpcfl.comm.base import Comm
 from hpcfl.engine.hook_rules import known_to_server
 from hpcfl.errors import ClientError, JobError
+from hpcfl.job.load_run import load_run
 from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
 from hpcfl.local.step import ClientResult, ClientTask
 from hpcfl.local.triton_kernels.blocks import MOST_HIDDEN
 from hpcfl.runs.layout import RunDir
-from hpcfl.runs.load_run import load_run
 from hpcfl.setup.components import Components
 
 # On a CPU, larger blocks and smaller models than these are faster than one client at a time.

@@ -23,7 +23,8 @@ from hpcfl.models.training_loss import LOSS, OwnLoss
 from hpcfl.optim import Own
 from hpcfl.optim.own import OPTIMIZER
 from hpcfl.user_code.accepts import Accepts
-from hpcfl.user_code.names import digest_of, find_object
+from hpcfl.user_code.find_object import find_object
+from hpcfl.user_code.names import digest_of
 
 
 def code_digests(job: Job, model: nn.Module | None = None) -> dict[str, str]:

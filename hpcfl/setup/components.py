@@ -38,7 +38,6 @@ from hpcfl.engine.statistics import (
 from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.errors import HpcflError, JobError, as_job_error, defined, one_line
 from hpcfl.evaluation.measure import Meter
-from hpcfl.evaluation.run_score import OwnModels, Trained, deciding_scores
 from hpcfl.job.schema import (
     Job,
     LoadedJob,
@@ -60,6 +59,7 @@ from hpcfl.models.flat_vector import buffers, frozen_note, layout_of
 from hpcfl.models.statistics import RunningStatistics, statistics_of
 from hpcfl.models.training_loss import training_loss
 from hpcfl.optim import Descent
+from hpcfl.runs.run_score import OwnModels, Trained, deciding_scores
 from hpcfl.seeds import key
 from hpcfl.setup.client_store import make_client_store
 from hpcfl.setup.device import configure_torch

@@ -27,11 +27,11 @@ from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.errors import DataError, JobError, StoreError, as_job_error, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, make_folder, write_by
-from hpcfl.job.record import is_record
 from hpcfl.job.registry import REGISTRIES
-from hpcfl.job.run_name import RUNS, run_name
 from hpcfl.job.schema import JobSource, LoadedJob, add_task_defaults, check, open_job
-from hpcfl.job.yaml_file import (
+from hpcfl.job_file.record import is_record
+from hpcfl.job_file.run_name import RUNS, run_name
+from hpcfl.job_file.yaml_file import (
     COMMAND_LINE,
     OVERRIDES,
     RUN,
@@ -50,18 +50,9 @@ from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import data_arguments, refuse_scripted
 from hpcfl.runs.layout import RunDir
 from hpcfl.setup.record_inputs import require_inputs
+from hpcfl.user_code.find_object import MAIN, hold_as, hold_objects, load_objects
 from hpcfl.user_code.generators import generators
-from hpcfl.user_code.names import (
-    KEPT,
-    MAIN,
-    OBJECTS,
-    KeptName,
-    digest_of,
-    hold_as,
-    hold_objects,
-    is_kept_name,
-    load_objects,
-)
+from hpcfl.user_code.names import KEPT, OBJECTS, KeptName, digest_of, is_kept_name
 from hpcfl.user_code.pickled import pickled
 from hpcfl.user_code.process_settings import settings_restored
 

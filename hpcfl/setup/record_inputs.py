@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.errors import JobError
-from hpcfl.job.resume_rules import input_places
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.resume_rules import input_places
+from hpcfl.job_file.settings import flatten
 from hpcfl.models.base import TORCHVISION
 from hpcfl.user_code.names import kept_name
 

@@ -1,4 +1,4 @@
-"""Read a sweep file, and check the job of every point of its grid.
+"""Read a sweep file: the job of every point of its grid, checked when it is asked for.
 
 job: cifar10/fedavg_noniid.yaml         # the base job, relative to this file
 set: {rounds: 60, local.lr: 0.1}        # over the job, in every run
@@ -16,21 +16,23 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import product
 from math import prod
 from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcfl.errors import JobError
-from hpcfl.job.packaged import find_job
-from hpcfl.job.registry import SECTION, shown, suggestion
-from hpcfl.job.run_name import RUNS
-from hpcfl.job.schema import LoadedJob, check, resolve_algorithm
-from hpcfl.job.yaml_file import JobFile, Key, as_override, override, read, tuples
+from hpcfl.job_file.packaged import find_job
+from hpcfl.job_file.run_name import RUNS
+from hpcfl.job_file.words import SECTION, shown, suggestion
+from hpcfl.job_file.yaml_file import JobFile, Key, as_override, override, read, tuples
 from hpcfl.runs.names import may_name_point
 from hpcfl.runs.sweep_log import Label
+
+if TYPE_CHECKING:
+    from hpcfl.job.schema import LoadedJob
 
 KEYS = ("job", "set", "grid", "only", "ranks")
 MOST = 10_000  # runs: all are checked before the first one starts
@@ -48,13 +50,14 @@ class Point:
     """Its choice on each axis of the grid: ("fedcm", "seed1")."""
     overrides: tuple[str, ...]
     """Over the base job, as on the command line."""
-    loaded: LoadedJob
     file: JobFile
     """The job's values, with the file and line of each, for error messages."""
     where: str
     """The file and line of its first choice."""
-    axes: tuple[Label, ...] = ()
+    axes: tuple[Label, ...]
     """The labels, each with the keys that its choice sets."""
+    listed: tuple[str, ...]
+    """The axes that have a list of values, up to the first dot."""
     number: int = 0
     """Its place in the grid, counted from 0."""
 
@@ -63,16 +66,38 @@ class Point:
         """The labels joined, unique in the sweep, and the name of the run directory."""
         return "-".join(self.labels)
 
+    @cached_property
+    def loaded(self) -> "LoadedJob":
+        """The checked job.
+
+        Raises:
+            JobError: where, what was found, what was expected.
+        """
+        from hpcfl.job.schema import check, resolve_algorithm  # which needs torch
+
+        try:
+            loaded = check(self.file, self.name)
+        except JobError as e:
+            if any(f'a job has no "{key}" ' in str(e) for key in self.listed):
+                raise JobError(f"{e} (an axis with a list of values is a key of the job)") from e
+            raise
+        try:
+            return resolve_algorithm(loaded, loaded.job.data.population)
+        except JobError as e:
+            raise JobError(f"{self.where}: {self.name}: {e}") from e
+
 
 @dataclass(frozen=True)
 class Sweep:
-    """A checked sweep."""
+    """A sweep."""
 
     path: Path
     job: Path
     """The file of the base job."""
     ranks: int
     points: tuple[Point, ...]
+    file: JobFile
+    """Its values, with the line of each, for error messages."""
 
     @property
     def name(self) -> str:
@@ -162,7 +187,20 @@ class _Choice(NamedTuple):
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Read a sweep and check the job of every point of its grid.
+    """Read a sweep and check the job of every point of its grid; see ``read_grid``."""
+    sweep = read_grid(path, overrides)
+    for point in sweep.points:
+        clients = point.loaded.job.data.population
+        if clients is not None and sweep.ranks > clients:
+            raise JobError(
+                f"{sweep.file.where(('ranks',))}: ranks: {point.name} has {clients} client(s), and "
+                f"{sweep.ranks} ranks; a rank would own none, so say at most {clients}"
+            )
+    return sweep
+
+
+def read_grid(path: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a sweep without checking the jobs of its points, which needs no torch.
 
     Args:
         path: the sweep file, or the name of one that is installed with hpcfl.
@@ -210,13 +248,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
                 "the name of another file of the sweep; give its axis other names"
             )
         points[point.name] = replace(point, number=len(points))
-        clients = point.loaded.job.data.population
-        if clients is not None and ranks > clients:
-            raise JobError(
-                f"{file.where(('ranks',))}: ranks: {point.name} has {clients} client(s), and "
-                f"{ranks} ranks; a rank would own none, so say at most {clients}"
-            )
-    return Sweep(path, Path(base.name), ranks, tuple(points.values()))
+    return Sweep(path, Path(base.name), ranks, tuple(points.values()), file)
 
 
 def _base(file: JobFile, job: str) -> JobFile:
@@ -354,9 +386,7 @@ def _point(
     choices: Sequence[_Choice],
     extra: Sequence[_Choice],
 ) -> Point:
-    """The run of one choice on every axis, with what `only` adds; changes and checks the job."""
-    labels = tuple(choice.label for choice in choices)
-    name = "-".join(labels)
+    """The run of one choice on every axis, with what `only` adds; changes the job."""
     made: list[_Setting] = []
     for choice in (_Choice("", tuple(always), ()), *choices, *extra):
         for setting in choice.settings:
@@ -370,24 +400,14 @@ def _point(
                     if at[: len(one.at)] == one.at:
                         job.lines[(*one.key, *at[len(one.at) :])] = line
             made += [setting, *kept]
-    where = file.where(choices[0].at)
-    try:
-        loaded = check(job, name)
-    except JobError as e:
-        listed = [one.settings[0].key[0] for one in choices if isinstance(one.at[-1], int)]
-        if any(f'a job has no "{key}" ' in str(e) for key in listed):
-            raise JobError(f"{e} (an axis with a list of values is a key of the job)") from e
-        raise
-    try:
-        loaded = resolve_algorithm(loaded, loaded.job.data.population)
-    except JobError as e:
-        raise JobError(f"{where}: {name}: {e}") from e
     overrides = tuple(as_override(".".join(map(str, one.key)), one.value) for one in made)
     axes = tuple(
         Label(choice.label, tuple(".".join(map(str, one.key)) for one in choice.settings))
         for choice in choices
     )
-    return Point(labels, overrides, loaded, job, where, axes)
+    listed = tuple(str(one.settings[0].key[0]) for one in choices if isinstance(one.at[-1], int))
+    labels = tuple(choice.label for choice in choices)
+    return Point(labels, overrides, job, file.where(choices[0].at), axes, listed)
 
 
 def _is_beside(earlier: _Setting, setting: _Setting) -> bool:

@@ -14,13 +14,13 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.io.threads import map_in_threads
-from hpcfl.job.resume_rules import PLACES, ending_fingerprint, is_mutable
-from hpcfl.job.settings import OF_SCORES, changed, flatten, some_of
-from hpcfl.job.yaml_file import as_override, as_shell_word, as_yaml, in_own_run, replace_kept
+from hpcfl.job.load_run import load_run
+from hpcfl.job_file.resume_rules import PLACES, ending_fingerprint, is_mutable
+from hpcfl.job_file.settings import OF_SCORES, changed, flatten, some_of
+from hpcfl.job_file.yaml_file import as_override, as_shell_word, as_yaml, in_own_run, replace_kept
 from hpcfl.runs.branches import read_branches
 from hpcfl.runs.history import ended_early, last_outcome, recorded_code
 from hpcfl.runs.layout import RunDir
-from hpcfl.runs.load_run import load_run
 from hpcfl.runs.log import LogReader
 from hpcfl.runs.manifest import committed
 from hpcfl.runs.record import read_record

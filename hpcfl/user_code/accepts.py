@@ -1,9 +1,9 @@
 """What a job may name by a dotted path: checked before anything that the job names is called.
 
 A job may come from anyone, and what its paths name is called with its keys.  So each such key says
-what it accepts, and ``hpcfl.user_code.names.find_object`` is the only way to it.  Accepted are
-classes with a stated base, and, where the key takes functions, the user's own and those that the
-key lists; never what Python's library defines, by whatever path.
+what it accepts, and ``find_object`` of ``hpcfl.user_code.find_object`` is the only way to it.
+Accepted are classes with a stated base, and, where the key takes functions, the user's own and
+those that the key lists; never what Python's library defines, by whatever path.
 
 "The user's own" is what a file defines that is no part of an installed package: on PYTHONPATH, or
 installed in place (``pip install -e``); and a package that is made for hpcfl.  A package is

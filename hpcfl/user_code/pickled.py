@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import cloudpickle  # type: ignore[import-untyped]  # it has no types
 import torch
 
-from hpcfl.user_code.names import MAIN, Content, digest_of
+from hpcfl.user_code.find_object import MAIN, Content
+from hpcfl.user_code.names import digest_of
 
 _GPU = re.compile(r"cuda(:\d+)?")  # of which a tensor is
 _CONSTANTS = ("NONE", "NEWTRUE", "NEWFALSE")

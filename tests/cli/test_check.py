@@ -442,16 +442,23 @@ def test_catalogue_has_everything(monkeypatch):
     said = listing()
     for name in (*ALGORITHMS, *SOURCES, *MODELS, *TASKS):
         assert re.search(rf"^\| {re.escape(name)} ", said, re.MULTILINE), name
-    for cls in (*ALGORITHMS.values(), *SOURCES.values(), *MODELS.values()):
+    for cls in (*SOURCES.values(), *MODELS.values()):
         for field in fields(cls):
             assert f"- {field.name}" in said
     for kind in ("uniform", "bernoulli", "cyclic", "replay", "iid", "dirichlet", "similarity"):
         assert re.search(rf"^\| {kind} ", said, re.MULTILINE), kind
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_listed_with_its_settings(name):
+    said = listing(name)
+    for field in fields(ALGORITHMS[name]):
+        assert f"- {field.name}" in said
+
+
 def test_catalogue_tells_defaults_ranges_and_papers(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    said = listing()
+    said = listing() + listing("fedhbm")
     for part in (
         "- beta = 1.0 (number >= 0): Momentum factor.",
         "- first = zero (zero | shared | random): ",
@@ -553,15 +560,27 @@ def test_a_class_that_cannot_be_listed(own, refused, name, said):
     assert said in refused("list", name)
 
 
-@pytest.mark.parametrize("what", ["algorithms", "fedmim"])
-def test_a_part_of_the_catalogue(hpcfl, monkeypatch, what):
+def test_a_part_of_the_catalogue(hpcfl, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    done = hpcfl("list", what)
+    done = hpcfl("list", "fedmim")
     assert (done.code, done.err) == (0, [])
     assert re.search(r"\| fedmim +\| 3 +\| 1 +\| 0 +\| 3 +\|", done.text)
     assert "- alpha = [0.6, 0.3] (list of number >= 0): " in done.text
-    assert ("| fedavg " in done.text) == (what == "algorithms")
-    assert "| cifar10 " not in done.text
+    assert "| fedavg " not in done.text
+
+
+@pytest.mark.parametrize("what", ["algorithms", "algorithm"])
+def test_the_algorithms_alone(hpcfl, monkeypatch, what):
+    """What each does, and its paper; not the departures from it."""
+    monkeypatch.setenv("COLUMNS", "100")
+    done = hpcfl("list", what)
+    assert (done.code, done.err) == (0, [])
+    rows = re.findall(r"^\| (\w+) +\| ", done.text, re.MULTILINE)
+    assert rows == list(ALGORITHMS)
+    said = " ".join(done.text.replace("|", " ").split())
+    assert "FedBN: every client keeps its normalisation layers for itself" in said
+    assert "arXiv:2311.18578" in said
+    assert "Departures" not in said
 
 
 def test_a_default_that_is_not_the_common_one(hpcfl):

@@ -336,7 +336,10 @@ def test_an_algorithm_may_tell_the_dry_round_by_its_meta_tensors(size):
 def test_a_small_model_s_dry_round_does_not_import_the_compiler():
     program = (
         "import sys, torch; from hpcfl.algorithms.fedhbm import FedHBM;"
-        "from hpcfl.engine.dry_round import dry_round; dry_round(FedHBM(), 10, torch.float32);"
+        "from hpcfl.algorithms.fedbn import FedBN;"
+        "from hpcfl.engine.dry_round import dry_round, traffic;"
+        "dry_round(FedHBM(), 10, torch.float32);"
+        "traffic(FedBN(), dry_round(FedBN(), 10_000, torch.float32));"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hpcfl.engine import timing
-from hpcfl.engine.timing import PHASES, RoundTimer, measured
+from hpcfl.engine.timing import RoundTimer
+from hpcfl.runs.log_keys import PHASES, measured
 
 NS = 10**9
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from hpcfl.checks.preflight import check_sizes
-from hpcfl.engine.timing import measured
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
@@ -20,6 +19,7 @@ from hpcfl.job.schema import load
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.sequential import Sequential
 from hpcfl.plan.time import work
+from hpcfl.runs.log_keys import measured
 from tests.algorithms.play import Problem, parts, play, read, states, tree
 
 X = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0], [1.0]])

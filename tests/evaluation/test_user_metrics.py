@@ -16,7 +16,7 @@ import random
 
 import torch
 
-from hpcfl.evaluation import Metric
+from hpcfl import Metric
 
 CALLS = []
 
@@ -366,7 +366,7 @@ def test_a_trial_before_round_1(job, refused, tmp_path, name, said):
     [
         ("scores.Asks", "cannot be made without arguments in __init__ ("),
         ("scores.Abstract", "scores.Abstract cannot be used, it does not define score"),
-        ("scores.Plain", "labels of your own, or a class derived from hpcfl.evaluation.Metric"),
+        ("scores.Plain", "labels of your own, or a class derived from hpcfl.Metric"),
         ("scores.CALLS", "scores.CALLS is [], expected a function"),
         ("scores.absent", "cannot be imported: AttributeError"),
         ("absent.margin", "cannot be imported: ModuleNotFoundError"),

@@ -12,7 +12,7 @@ from torch import nn
 import hpcfl
 from gpu_jobs import Subject, random_job
 from hpcfl.job.schema import load
-from hpcfl.job.yaml_file import as_override
+from hpcfl.job_file.yaml_file import as_override
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS

@@ -31,9 +31,9 @@ from hpcfl.comm.staging import StagedExchange
 from hpcfl.data.batches import order
 from hpcfl.engine import loop as engine_loop
 from hpcfl.engine.loop import run_rounds
-from hpcfl.engine.timing import measured
 from hpcfl.errors import JobError
-from hpcfl.evaluation import Clients, Evaluation
+from hpcfl.evaluation.clients import Clients
+from hpcfl.evaluation.scores import Evaluation
 from hpcfl.job.schema import load
 from hpcfl.local import client_pool
 from hpcfl.local import lanes as lanes_module
@@ -42,6 +42,7 @@ from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
 from hpcfl.plan.timed_rounds import build_timed_run
 from hpcfl.runs.layout import RunDir
+from hpcfl.runs.log_keys import measured
 from hpcfl.setup.components import build_components
 from tests.algorithms.methods import ENTRIES, SAMPLE
 from tests.algorithms.play import model_for

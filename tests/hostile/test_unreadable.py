@@ -27,7 +27,7 @@ from hpcfl.data.sources import cifar, concrete, huggingface, tiny_imagenet
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.errors import DiskError, JobError
 from hpcfl.io.files import read_array
-from hpcfl.job import yaml_file
+from hpcfl.job_file import yaml_file
 from hpcfl.report.collect import find_runs
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.sweep_log import SweepLog, read_sweep_log

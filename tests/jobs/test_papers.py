@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcfl.job.settings import flatten
-from hpcfl.report.published import published
+from hpcfl.job_file.settings import flatten
+from hpcfl.report.published import published, repeated
 from tests.jobs.every import ROOT, sweep
 
 # (paper, table): the sweeps whose runs it prints, and the sweeps made for it alone.
@@ -48,9 +48,9 @@ def rows(paper, table):
 @pytest.mark.parametrize(("paper", "table"), TABLES)
 def test_every_printed_number_has_a_run(paper, table):
     runs, _ = TABLES[paper, table]
-    known = list(jobs(runs).values())
+    known = [(job["rounds"], repeated(job)) for job in jobs(runs).values()]
     for row in rows(paper, table):
-        lengths = {job["rounds"] for job in known if row.belongs_to(job)}
+        lengths = {rounds for rounds, printed in known if row in printed}
         assert lengths, row
         assert row.rounds is None or lengths == {row.rounds}, row
 
@@ -63,7 +63,7 @@ def test_every_run_has_a_printed_number(paper, table):
     for name, job in runs.items():
         method = job["algorithm.name"]
         printed = job | {"algorithm.name": OTHER_READINGS.get(method, method)}
-        assert any(row.belongs_to(printed) for row in rows(paper, table)), name
+        assert any(row in rows(paper, table) for row in repeated(printed)), name
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs/papers").glob("fedhbm_table*.yaml")), ids=str)

@@ -8,10 +8,10 @@ from hpcfl.data.base import Dataset
 from hpcfl.data.partition import RowRanges
 from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.vocabulary import Vocabulary
-from hpcfl.evaluation import Evaluation
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.measure import Meter
+from hpcfl.evaluation.scores import Evaluation
 from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.examples import example_source

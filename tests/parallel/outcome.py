@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from hpcfl.engine.timing import measured
 from hpcfl.job.schema import load
+from hpcfl.runs.log_keys import measured
 from hpcfl.runs.manifest import committed
 from hpcfl.setup.components import build_components
 from hpcfl.store.reader import Reader

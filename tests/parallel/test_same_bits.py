@@ -5,7 +5,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from hpcfl.engine.timing import PHASES
+from hpcfl.runs.log_keys import PHASES
 from tests.long_form import LONG, long_form
 from tests.parallel.harness import play_all
 from tests.parallel.outcome import log, model, outcome

@@ -16,7 +16,7 @@ RULES = {
     ),
     "unpickles": (
         r"weights_only=False",
-        {"user_code/names.py"},
+        {"user_code/find_object.py"},
         "only a file of the folder kept is executed",
     ),
     "objects of torch.distributed": (

@@ -14,8 +14,8 @@ from hpcfl.cli.main import main
 from hpcfl.cli.parser import parser
 from hpcfl.errors import JobError
 from hpcfl.job.json_schema import job_schema
-from hpcfl.job.packaged import find_job
 from hpcfl.job.schema import load
+from hpcfl.job_file.packaged import find_job
 from hpcfl.sweep.grid import read_sweep
 from tests.project.pages import blocks
 

@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 import pytest
 
 from hpcfl.job.schema import Job
-from hpcfl.job.settings import WITHOUT_EFFECT
+from hpcfl.job_file.settings import WITHOUT_EFFECT
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

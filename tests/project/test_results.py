@@ -12,7 +12,7 @@ import yaml
 
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader
 from hpcfl.runs.record import read_run

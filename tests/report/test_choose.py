@@ -9,7 +9,7 @@ import pytest
 import hpcfl as fl
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.report import by_run, by_seed, plain, to_markdown
 from hpcfl.report.choose import choose_settings
 from hpcfl.report.layouts import LAYOUTS, arranged

@@ -7,7 +7,7 @@ import pytest
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.report.published import centralised, find, published, set_up
 from tests.jobs.every import sweep
 

@@ -32,7 +32,7 @@ def seed_rows(runs, beside=None):
 
 
 @pytest.fixture
-def runs(tmp_path):
+def make_run(tmp_path):
     def make(log=LOG, job=JOB, name="a-run", tail=b""):
         path = tmp_path / name
         path.mkdir()
@@ -43,8 +43,8 @@ def runs(tmp_path):
     return make
 
 
-def test_a_finished_run(runs):
-    run = read_run(runs())
+def test_a_finished_run(make_run):
+    run = read_run(make_run())
     assert (run.name, run.algorithm, run.done, run.rounds) == ("a-run", "fedhbm", 4, 4)
     assert run.finished
     assert run.last("test_accuracy") == 0.625
@@ -55,30 +55,30 @@ def test_a_finished_run(runs):
     assert run.scores["test_loss"] == ((0, 2.5), (2, 1.25), (3, 0.75), (4, 0.5))
 
 
-def test_a_run_in_progress_is_read_up_to_its_cut_line(runs):
-    run = read_run(runs(LOG[:3], tail=b'{"round": 3, "wall_'))
+def test_a_run_in_progress_is_read_up_to_its_cut_line(make_run):
+    run = read_run(make_run(LOG[:3], tail=b'{"round": 3, "wall_'))
     assert (run.done, run.finished, run.mean_accuracy) == (2, False, None)
     assert "unfinished" in plain(by_run([run]))
 
 
-def test_a_number_cut_short_does_not_count(runs):
+def test_a_number_cut_short_does_not_count(make_run):
     """Without its line end it is not written."""
-    assert read_run(runs(LOG[:1], tail=log_of([{"round": 8}])[:-1])).done == 0
+    assert read_run(make_run(LOG[:1], tail=log_of([{"round": 8}])[:-1])).done == 0
 
 
-def test_a_run_that_only_just_began(runs):
-    path = runs()
+def test_a_run_that_only_just_began(make_run):
+    path = make_run()
     (path / "log.jsonl").unlink()
     run = read_run(path)
     assert (run.done, run.best, run.last("test_loss")) == (0, None, None)
     assert "| 0/4 unfinished | 0 bytes | 0 bytes | 0.0 s |" in to_markdown(by_run([run]))
 
 
-def test_the_first_of_equally_good_rounds_is_the_best(runs):
+def test_the_first_of_equally_good_rounds_is_the_best(make_run):
     log = [
         {"round": t, "test_accuracy": a, "test_loss": 1.0} for t, a in enumerate([0.1, 0.9, 0.9])
     ]
-    assert read_run(runs(log)).best == (1, 0.9)
+    assert read_run(make_run(log)).best == (1, 0.9)
 
 
 def test_a_directory_that_is_no_run(tmp_path):
@@ -96,24 +96,24 @@ def test_a_directory_that_is_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("job", ["rounds: 4\n", "rounds: [\n", "7\n", "\n"])
-def test_a_job_that_is_not_resolved(runs, job):
+def test_a_job_that_is_not_resolved(make_run, job):
     with pytest.raises(StoreError, match="not the resolved job") as caught:
-        read_run(runs(job=job))
+        read_run(make_run(job=job))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("line", ["{not json}", "7", '{"round": "3"}'])
-def test_a_damaged_line_is_named(runs, line):
+def test_a_damaged_line_is_named(make_run, line):
     with pytest.raises(StoreError, match=r"log.jsonl:2: "):
-        read_run(runs(LOG[:1], tail=line.encode() + b"\n"))
+        read_run(make_run(LOG[:1], tail=line.encode() + b"\n"))
     body = line.removesuffix("}").encode()
     with pytest.raises(StoreError, match=r"log.jsonl:2: "):  # a right checksum does not save it
-        read_run(runs(LOG[:1], tail=b'%s, "crc32": %d}\n' % (body, crc32(body)), name="b"))
+        read_run(make_run(LOG[:1], tail=b'%s, "crc32": %d}\n' % (body, crc32(body)), name="b"))
 
 
-def test_a_line_break_that_became_another_character(runs):
+def test_a_line_break_that_became_another_character(make_run):
     """It is not taken for a line that is being written."""
-    path = runs()
+    path = make_run()
     content = (path / "log.jsonl").read_bytes()
     for bit in range(8):
         (path / "log.jsonl").write_bytes(content[:-1] + bytes([content[-1] ^ 1 << bit]))
@@ -151,8 +151,8 @@ def test_a_resume_that_cuts_the_log_while_it_is_read(job, tmp_path, hpcfl, monke
 ROW = ["a-run", "fedhbm", "4/4", "62.50", "87.50 @3", "75.00", "0.5"]
 
 
-def test_tables_agree(runs):
-    runs = [read_run(runs()), read_run(runs(LOG[:2], name="b|run"))]
+def test_tables_agree(make_run):
+    runs = [read_run(make_run()), read_run(make_run(LOG[:2], name="b|run"))]
     first, second = to_markdown(by_run(runs)).splitlines()[2:4]
     assert first == "| " + " | ".join([*ROW, "40 bytes", "80 bytes", "6.0 s"]) + " |"
     assert second.startswith(r"| b\|run | fedhbm | 1/4 unfinished | 12.50 |")
@@ -164,17 +164,17 @@ def test_tables_agree(runs):
     assert printed == out.getvalue() + "best: chosen on the test set\n"
 
 
-def test_csv_keeps_full_precision_and_plain_units(runs):
+def test_csv_keeps_full_precision_and_plain_units(make_run):
     log = [{**LOG[0], "test_accuracy": 1 / 3, "up_bytes": 2**40 + 1}]
-    (row,) = csv.DictReader(io.StringIO(to_csv(by_run([read_run(runs(log))]))))
+    (row,) = csv.DictReader(io.StringIO(to_csv(by_run([read_run(make_run(log))]))))
     assert float(row["test_accuracy"]) == 1 / 3
     assert row["up_bytes"] == str(2**40 + 1)
     assert row["mean_accuracy"] == ""
 
 
-def test_a_regression_has_no_accuracy(runs):
+def test_a_regression_has_no_accuracy(make_run):
     log = [{"round": t, "wall_s": 1000.0, "test_loss": 1.0, "up_bytes": 4e9} for t in range(5)]
-    row = to_markdown(by_run([read_run(runs(log))])).splitlines()[2]
+    row = to_markdown(by_run([read_run(make_run(log))])).splitlines()[2]
     assert row.endswith("| 4/4 | loss 1 @0 | 1 | 0 bytes | 20.0 GB | 1:23:20 |")
 
 
@@ -185,9 +185,12 @@ ASKED = {
 }  # fmt: skip
 
 
-def test_scores_that_were_asked_for_have_columns(runs):
+def test_scores_that_were_asked_for_have_columns(make_run):
     """As soon as one run has them; a log without them is as before."""
-    scored, plain_ = read_run(runs([*LOG[:4], {**LOG[4], **ASKED}])), read_run(runs(name="b"))
+    scored, plain_ = (
+        read_run(make_run([*LOG[:4], {**LOG[4], **ASKED}])),
+        read_run(make_run(name="b")),
+    )
     title, _, first, second, *_ = to_markdown(by_run([scored, plain_])).splitlines()
     assert (
         "| top 5 % | objective | clients mean % | worst decile % | local models mean % |" in title
@@ -201,10 +204,10 @@ def test_scores_that_were_asked_for_have_columns(runs):
     assert (row["lowest_loss"], row["lowest_loss_round"]) == ("0.5", "4")
 
 
-def test_the_lowest_loss_is_the_first_of_equals_and_a_number(runs):
+def test_the_lowest_loss_is_the_first_of_equals_and_a_number(make_run):
     losses = [float("nan"), 2.0, 1.0, 1.0, 3.0]
     log = [{"round": t, "test_loss": loss} for t, loss in enumerate(losses)]
-    assert read_run(runs(log)).lowest == (2, 1.0)
+    assert read_run(make_run(log)).lowest == (2, 1.0)
 
 
 SEEDED = """\
@@ -216,10 +219,10 @@ evaluate: {{last: 2}}
 """
 
 
-def test_runs_of_one_job_are_told_apart_by_what_differs(runs):
+def test_runs_of_one_job_are_told_apart_by_what_differs(make_run):
     jobs = [("fedavg", 0, 0.1), ("fedavg", 1, 0.1), ("fedavg", 0, 0.5), ("fedhbm", 0, 0.1)]
     runs = [
-        read_run(runs(job=SEEDED.format(name=name, seed=seed, lr=lr), name=f"r{index}"))
+        read_run(make_run(job=SEEDED.format(name=name, seed=seed, lr=lr), name=f"r{index}"))
         for index, (name, seed, lr) in enumerate(jobs)
     ]
     rows = list(csv.DictReader(io.StringIO(to_csv(by_run(runs)))))
@@ -231,21 +234,21 @@ def test_runs_of_one_job_are_told_apart_by_what_differs(runs):
     assert "settings" not in to_markdown(by_run([runs[0], runs[3]]))  # the algorithm has its column
 
 
-def test_runs_of_one_name_are_told_apart_by_the_folder_above(runs, tmp_path):
+def test_runs_of_one_name_are_told_apart_by_the_folder_above(make_run, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        runs(name=f"{folder}/run")
-    runs(name="b/other", job=JOB.replace("4", "5"))
+        make_run(name=f"{folder}/run")
+    make_run(name="b/other", job=JOB.replace("4", "5"))
     runs = collect_runs([tmp_path / "a" / "run", tmp_path / "b"]).runs
     lines = to_markdown(by_run(runs)).splitlines()[2:5]
     assert [line.split(" | ")[0] for line in lines] == ["| a/run", "| other", "| b/run"]
 
 
-def test_means_over_seeds(runs):
+def test_means_over_seeds(make_run):
     def one(name, seed, accuracy, rounds=4):
         log = [{**entry, "test_accuracy": accuracy} for entry in LOG[: rounds + 1]]
         job = SEEDED.format(name=name, seed=seed, lr=0.1)
-        return read_run(runs(log, job, name=f"{name}{seed}"))
+        return read_run(make_run(log, job, name=f"{name}{seed}"))
 
     runs = [one("fedavg", 0, 0.5), one("fedavg", 1, 0.7), one("fedavg", 2, 0.9, rounds=3)]
     runs.append(one("fedhbm", 0, 0.25))
@@ -260,10 +263,10 @@ def test_means_over_seeds(runs):
     assert "objective" not in titles
 
 
-def test_of_two_runs_of_a_seed_the_longer_counts(runs):
+def test_of_two_runs_of_a_seed_the_longer_counts(make_run):
     """A try that was killed, and another one after it."""
     job = SEEDED.format(name="fedavg", seed=0, lr=0.1)
-    killed, whole = read_run(runs(LOG[:2], job, "a")), read_run(runs(LOG, job, "b"))
+    killed, whole = read_run(make_run(LOG[:2], job, "a")), read_run(make_run(LOG, job, "b"))
     for runs in ([killed, whole], [whole, killed]):
         _, row = seed_rows(runs)
         assert row[:3] == ["fedavg", "1", "62.50"]
@@ -274,14 +277,14 @@ def test_of_two_runs_of_a_seed_the_longer_counts(runs):
     assert not any("left out" in str(line) for line in by_seed([whole]).tables[0].captions)
 
 
-def test_no_mean_of_means_over_different_rounds(runs):
+def test_no_mean_of_means_over_different_rounds(make_run):
     """Of the last two rounds in one run, of the last in the other."""
     runs = []
     for seed, last in enumerate((2, 1)):
         job = SEEDED.format(name="fedavg", seed=seed, lr=0.1)
         job = job.replace("last: 2", f"last: {last}")
         assert f"last: {last}" in job
-        runs.append(read_run(runs(job=job, name=f"s{seed}")))
+        runs.append(read_run(make_run(job=job, name=f"s{seed}")))
     titles, row = seed_rows(runs)
     assert row[:3] == ["fedavg", "2", "62.50 +- 0.00"]
     assert "mean of\nlast %" not in titles  # blank
@@ -291,9 +294,9 @@ def test_no_mean_of_means_over_different_rounds(runs):
     assert said in map(str, report.tables[0].captions)
 
 
-def test_means_over_seeds_of_what_was_asked_for(runs):
+def test_means_over_seeds_of_what_was_asked_for(make_run):
     runs = [
-        read_run(runs([*LOG[:4], {**LOG[4], "train_objective": value}],
+        read_run(make_run([*LOG[:4], {**LOG[4], "train_objective": value}],
                          SEEDED.format(name="fedavg", seed=seed, lr=0.1), name=f"o{seed}"))
         for seed, value in enumerate([1.0, 3.0])
     ]  # fmt: skip
@@ -310,10 +313,10 @@ evaluate: {{last: {seed}}}
 """
 
 
-def test_how_a_run_is_watched_is_no_setting_of_it(runs):
+def test_how_a_run_is_watched_is_no_setting_of_it(make_run):
     """Neither told, nor in the way of a mean over seeds."""
     runs = [
-        read_run(runs(job=WATCHED.format(seed=seed, threads=1 + seed), name=f"w{seed}"))
+        read_run(make_run(job=WATCHED.format(seed=seed, threads=1 + seed), name=f"w{seed}"))
         for seed in range(2)
     ]
     assert [row["settings"] for row in csv.DictReader(io.StringIO(to_csv(by_run(runs))))] == [
@@ -322,11 +325,11 @@ def test_how_a_run_is_watched_is_no_setting_of_it(runs):
     assert seed_rows(runs)[1][:2] == ["fedhbm", "2"]
 
 
-def test_long_settings_are_wrapped(runs, monkeypatch):
+def test_long_settings_are_wrapped(make_run, monkeypatch):
     """To the terminal, if that is wide enough: no number and no setting is cut."""
     keys = ["a_key", "another_long_name_of_a_key", "one_more_long_name"]
     runs = [
-        read_run(runs(job=JOB + f"local: {{{', '.join(f'{key}: {k}' for key in keys)}}}\n",
+        read_run(make_run(job=JOB + f"local: {{{', '.join(f'{key}: {k}' for key in keys)}}}\n",
                          name=f"l{k}"))
         for k in range(2)
     ]  # fmt: skip
@@ -341,14 +344,14 @@ def test_long_settings_are_wrapped(runs, monkeypatch):
     assert 100 < widths[20] < widths[140] == 140 < widths[400]
 
 
-def test_means_over_seeds_for_programs(runs):
+def test_means_over_seeds_for_programs(make_run):
     """Their means and sample standard deviations, in fractions; what lacks stays empty."""
     runs = [
-        read_run(runs([*LOG[:4], {**LOG[4], "test_accuracy": accuracy}],
+        read_run(make_run([*LOG[:4], {**LOG[4], "test_accuracy": accuracy}],
                          SEEDED.format(name=name, seed=seed, lr=0.1), name=f"{name}{seed}"))
         for name, seed, accuracy in (("fedavg", 0, 0.5), ("fedavg", 1, 0.75), ("fedhbm", 0, 0.25))
     ]  # fmt: skip
-    late = read_run(runs(LOG[:2], SEEDED.format(name="fedavg", seed=2, lr=0.1), name="late"))
+    late = read_run(make_run(LOG[:2], SEEDED.format(name="fedavg", seed=2, lr=0.1), name="late"))
     avg, hbm = csv.DictReader(io.StringIO(to_csv(by_seed([*runs, late]))))
     assert (avg["algorithm"], avg["seeds"], avg["seeds_finished"]) == ("fedavg", "3", "2")
     assert float(avg["test_accuracy"]) == 0.625
@@ -357,13 +360,14 @@ def test_means_over_seeds_for_programs(runs):
     assert (hbm["test_accuracy"], hbm["test_accuracy_std"]) == ("0.25", "")
 
 
-def test_a_task_stands_for_what_follows_from_it(runs):
+def test_a_task_stands_for_what_follows_from_it(make_run):
     """The batch size does; a rate that differs within a task, and the seed, do not."""
     job = "rounds: 4\ntask: {}\nseed: {}\nlocal: {{lr: {}, batch: {}}}\n"
     rest = JOB.partition("\n")[2]
     kinds = [("a", 0, 0.1, 8), ("a", 0, 0.5, 8), ("b", 1, 0.1, 16)]
     runs = [
-        read_run(runs(job=job.format(*kind) + rest, name=f"t{k}")) for k, kind in enumerate(kinds)
+        read_run(make_run(job=job.format(*kind) + rest, name=f"t{k}"))
+        for k, kind in enumerate(kinds)
     ]
     assert [row["settings"] for row in csv.DictReader(io.StringIO(to_csv(by_run(runs))))] == [
         "task a, seed 0, local.lr 0.1", "task a, seed 0, local.lr 0.5",
@@ -371,18 +375,18 @@ def test_a_task_stands_for_what_follows_from_it(runs):
     ]  # fmt: skip
 
 
-def test_what_became_of_an_unfinished_run(runs):
-    run = read_run(runs(LOG[:2]))
+def test_what_became_of_an_unfinished_run(make_run):
+    run = read_run(make_run(LOG[:2]))
     assert "| 1/4 unfinished |" in to_markdown(by_run([run]))
     assert "| 1/4 failed |" in to_markdown(by_run([replace(run, failed=True)]))
     (row,) = csv.DictReader(io.StringIO(to_csv(by_run([run]))))
     assert row["state"] == "unfinished"
 
 
-def test_a_seed_that_diverged(runs):
+def test_a_seed_that_diverged(make_run):
     """Its loss has no standard deviation; the report goes on."""
     runs = [
-        read_run(runs([*LOG[:4], {**LOG[4], "test_loss": loss}],
+        read_run(make_run([*LOG[:4], {**LOG[4], "test_loss": loss}],
                          SEEDED.format(name="fedavg", seed=seed, lr=0.1), name=f"d{seed}"))
         for seed, loss in enumerate([0.5, float("inf")])
     ]  # fmt: skip

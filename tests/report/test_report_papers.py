@@ -8,7 +8,7 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.report import as_papers, by_run, plain, to_csv, to_latex, to_markdown
 from hpcfl.report.formats import escaped
 from hpcfl.report.rounds_to_target import Target

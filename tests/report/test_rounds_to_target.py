@@ -6,7 +6,7 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv, to_markdown
 from hpcfl.report.comparison import with_published
 from hpcfl.report.rounds_to_target import Target, with_target

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.report import as_papers, by_seed, plain, to_latex
 from hpcfl.report.choose import choose_settings
 from hpcfl.report.layouts import arranged

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from hpcfl.engine.timing import PHASES
 from hpcfl.report import timing
 from hpcfl.runs.log import of_ranks
+from hpcfl.runs.log_keys import PHASES
 from tests.rundirs import log_of
 
 OLD = {"round": 1, "clients": 2, "wall_s": 1.5, "data_s": 0.5}

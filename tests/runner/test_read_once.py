@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from hpcfl.job import yaml_file
+from hpcfl.job_file import yaml_file
 from tests.rundirs import starts
 
 # The hook sees every open of the process, also those by os.open; HDF5 opens segments by itself.

@@ -10,8 +10,8 @@ import yaml
 from torch import nn
 
 import hpcfl
-from hpcfl.engine.timing import measured
 from hpcfl.errors import JobError
+from hpcfl.runs.log_keys import measured
 from tests.forked import finish
 from tests.parallel.outcome import outcome
 

@@ -9,14 +9,7 @@ import pytest
 from hpcfl.errors import DiskError, StoreError
 from hpcfl.io import atomic
 from hpcfl.runs import manifest
-from hpcfl.runs.log import (
-    NOTHING,
-    LogReader,
-    RunLog,
-    of_ranks,
-    require_log_prefix,
-    truncate_log,
-)
+from hpcfl.runs.log import NOTHING, LogReader, RunLog, of_ranks, require_log_prefix, truncate_log
 from hpcfl.runs.manifest import Checkpoint, prune, read_files
 from tests.rundirs import log_of
 

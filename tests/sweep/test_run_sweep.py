@@ -11,7 +11,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.errors import Stopped, SweepError
 from hpcfl.io import checksum
 from hpcfl.job.schema import load
-from hpcfl.job.yaml_file import add_checksum
+from hpcfl.job_file.yaml_file import add_checksum
 from hpcfl.models.base import ModelConfig
 from hpcfl.runner.resume_request import ResumeRequest
 from hpcfl.runs.layout import RunDir

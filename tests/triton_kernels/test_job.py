@@ -59,7 +59,7 @@ def test_a_machine_without_triton_is_refused(job, tmp_path, monkeypatch):
 
 
 def test_the_executor_is_part_of_the_bits():
-    from hpcfl.job.resume_rules import BRANCHABLE, is_mutable
+    from hpcfl.job_file.resume_rules import BRANCHABLE, is_mutable
 
     assert not is_mutable("executor", {}) and "executor" in BRANCHABLE
     assert "triton" in KEYS_OF_BITS

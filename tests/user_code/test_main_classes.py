@@ -92,7 +92,7 @@ class Parsing(Net):
 hpcfl.run(JOB, model=Parsing, data=data(), out=sys.argv[1])
 """
 SCORES = """
-from hpcfl.evaluation import Metric
+from hpcfl import Metric
 
 SHARE = 0.5
 

@@ -11,10 +11,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from hpcfl.errors import JobError, printable
-from hpcfl.evaluation.run_score import Quantity, is_of_x
-from hpcfl.evaluation.score_names import SCORES, score_named
-from hpcfl.job.registry import suggestion
-from hpcfl.job.settings import SEED, distinguishing_settings
+from hpcfl.job_file.settings import SEED, distinguishing_settings
+from hpcfl.job_file.words import suggestion
 from hpcfl.report.columns import mean_and_std
 from hpcfl.report.groups import labels, seed_groups
 from hpcfl.report.plots.drawing import (
@@ -43,6 +41,8 @@ from hpcfl.report.set_ups import (
     settings_of_set_ups,
 )
 from hpcfl.runs.record import RunRecord
+from hpcfl.runs.run_score import Quantity, is_of_x
+from hpcfl.runs.score_names import SCORES, score_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
-from hpcfl.algorithms import ALGORITHMS
 from hpcfl.errors import printable
 from hpcfl.report.plots.figure import COLOURS
 
@@ -53,11 +53,11 @@ def choose_looks(curves: Sequence[Curve]) -> dict[tuple[str, str], tuple[str, st
 
     An algorithm has a colour, and the settings of a curve have a dash, the same for every
     algorithm; variants that would look alike, and those of a single algorithm, have colours of
-    their own.  An algorithm has its own colour where no other of the plot has claimed it, whatever
-    the order; FedAvg's is the first.  A user's own algorithm takes what the others leave.
+    their own.  An algorithm has the colour that its name gives, the same in every plot where no
+    other has claimed it; FedAvg's is the first.
     """
-    known, count = list(ALGORITHMS), len(COLOURS)
-    names = sorted({curve[:2] for curve in curves}, key=lambda name: (name[0] not in known, name))
+    count = len(COLOURS)
+    names = sorted({curve[:2] for curve in curves}, key=lambda name: (name[0] != "fedavg", name))
     single = len({algorithm for algorithm, _ in names}) == 1
     settings = sorted({_settings(name) for _, name in names})
     taken: Counter[int] = Counter()  # algorithms, or variants, by colour
@@ -70,8 +70,7 @@ def choose_looks(curves: Sequence[Curve]) -> dict[tuple[str, str], tuple[str, st
         mine = own_colours.setdefault(algorithm, [])
         free = [colour for colour in mine if (COLOURS[colour], dash) not in used]
         if not free:
-            place = known.index(algorithm) if algorithm in known else len(known)
-            own = place - known.index("fedavg")
+            own = crc32(algorithm.encode()) - crc32(b"fedavg")
             free = [min(range(count), key=lambda c: (taken[c], (c - own) % count))]
             taken[free[0]] += 1
             mine.append(free[0])

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfl.report.plots.figure import COLOURS, FigureSize, lay_out, new_figure, save
-from hpcfl.types import IntArray
 
 
-def plot_partition(counts: IntArray, path: Path, size: FigureSize | None = None) -> None:
+def plot_partition(counts: NDArray[np.int64], path: Path, size: FigureSize | None = None) -> None:
     """Draw the number of examples of each client and, for a classification, their classes.
 
     Each class is a row and each client a column; the colour is the share of the class among the

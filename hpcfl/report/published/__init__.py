@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from hpcfl.job.settings import BRANCH, Settings
+from hpcfl.job_file.settings import BRANCH, Settings
 from hpcfl.user_code.names import short_name
 
 PAPERS = ("fedhbm", "fedcm", "fedmim", "scaffold_slides")
@@ -49,17 +49,6 @@ class Published:
     """Over the paper's seeds, or None where it prints none."""
     note: str
 
-    def belongs_to(self, job: Settings) -> bool:
-        """Whether a run of this job repeats what was measured, whatever its other settings."""
-        if BRANCH in job:  # its settings were others in its first rounds
-            return False
-        if any(key.startswith("devices.") for key in job):  # no paper of these has any
-            return False
-        own = set_up(job)
-        return all(own[name] == text for name, text in self.set_up.items()) and all(
-            job.get(key) == value for key, value in self.settings.items()
-        )
-
 
 @cache
 def published() -> tuple[Published, ...]:
@@ -71,12 +60,27 @@ def published() -> tuple[Published, ...]:
     return tuple(found)
 
 
+def repeated(job: Settings) -> list[Published]:
+    """The rows that a run of the job repeats, whatever its other settings."""
+    if BRANCH in job:  # its settings were others in its first rounds
+        return []
+    if any(key.startswith("devices.") for key in job):  # no paper of these has any
+        return []
+    own = set_up(job)
+    return [
+        row
+        for row in published()
+        if all(own[name] == text for name, text in row.set_up.items())
+        and all(job.get(key) == value for key, value in row.settings.items())
+    ]
+
+
 def find(job: Settings, *metrics: str) -> list[Published]:
     """The rows of these metrics that belong to a job, of runs as long as it or most nearly so.
 
     They print one number, perhaps in several tables.
     """
-    rows = [row for row in published() if row.metric in metrics and row.belongs_to(job)]
+    rows = [row for row in repeated(job) if row.metric in metrics]
     lengths = sorted({row.rounds or 0 for row in rows}, reverse=True)
     nearest = min(lengths, key=lambda rounds: abs(rounds - job["rounds"]), default=0)
     return [row for row in rows if (row.rounds or 0) == nearest]
@@ -136,7 +140,7 @@ def _row(line: Mapping[str, str]) -> Published:
     settings: dict[str, Any] = {}
     for text in filter(None, line["settings"].split("; ")):
         key, _, value = text.partition("=")
-        settings[key] = yaml.safe_load(value)
+        settings[key] = _value(value)
     return Published(
         paper=line["paper"],
         table=line["table"],
@@ -148,3 +152,8 @@ def _row(line: Mapping[str, str]) -> Published:
         std=float(line["std"]) if line["std"] else None,
         note=line["note"],
     )
+
+
+@cache  # the rows have few values, and YAML is slow
+def _value(text: str) -> Any:
+    return yaml.safe_load(text)

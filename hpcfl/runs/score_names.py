@@ -7,6 +7,8 @@ then have it.
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from hpcfl.user_code.names import short_name
+
 
 class Score(NamedTuple):
     """A number of an evaluation."""
@@ -69,6 +71,11 @@ _COUNT = "local_model_clients"  # a key with such a prefix, but no score
 
 RESERVED = tuple(key.removeprefix("test_") for key in SCORES if key.startswith("test_"))
 """The names that a metric of the user's must not have."""
+
+
+def metric_name(path: str) -> str:
+    """The name of a metric of the user's in the log: the last part of its dotted path."""
+    return short_name(path).rpartition(".")[2]
 
 
 def is_score(key: str) -> bool:

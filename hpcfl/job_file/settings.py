@@ -16,7 +16,7 @@ BRANCH = "branch"
 _LEADING = ("set-up", "task", "data.kind")
 # Sections and keys that say how a run is measured, saved and connected.  No round depends on them:
 # a resume may change them (`resume_rules`), and a report takes jobs that differ in them as equal.
-# ("log" is of jobs of earlier versions: `hpcfl.job.yaml_file`.)
+# ("log" is of jobs of earlier versions: `hpcfl.job_file.yaml_file`.)
 WITHOUT_EFFECT = (
     "balance",
     "evaluate",

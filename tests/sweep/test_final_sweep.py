@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import hpcfl as fl
-from hpcfl.report.final_sweep import _names
+from hpcfl.sweep.final_sweep import _names
 from hpcfl.sweep.grid import read_sweep
 
 SWEEP = """\

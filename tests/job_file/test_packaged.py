@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.job.packaged import FOLDER, find_job, packaged_jobs, summary
+from hpcfl.job_file.packaged import FOLDER, find_job, packaged_jobs, summary
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,7 +132,7 @@ def test_the_kind_of_an_argument(tmp_path, monkeypatch, hpcfl, refused):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["job.packaged", "job.run_name", "cli.batch"])
+@pytest.mark.parametrize("module", ["job_file.packaged", "job_file.run_name", "cli.batch"])
 def test_kinds_and_names_are_told_without_torch(module):
     """As slurm/run.sh asks for them before every start; and a start that takes signals soon."""
     code = f"import sys, hpcfl.{module}; sys.exit('torch' in sys.modules)"

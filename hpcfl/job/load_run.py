@@ -1,7 +1,7 @@
 """Read and check the job of a run directory."""
 
-from hpcfl.job.run_name import run_name
 from hpcfl.job.schema import LoadedJob, check
+from hpcfl.job_file.run_name import run_name
 from hpcfl.runs.layout import RunDir
 
 

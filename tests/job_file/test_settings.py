@@ -1,6 +1,6 @@
 """Which settings tell jobs apart."""
 
-from hpcfl.job.settings import affects_results, changed, distinguishing_settings, written
+from hpcfl.job_file.settings import affects_results, changed, distinguishing_settings, written
 
 JOB = {"task": None, "algorithm.name": "fedhbm", "seed": 0, "store.kind": "hdf5"}
 

@@ -27,8 +27,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from hpcfl.data.base import Dataset
-
 RECENT = 5  # rounds
 UNLEARNED = 3.0
 FACTOR = 10.0
@@ -58,17 +56,6 @@ class Divergence(NamedTuple):
             f"train loss {self.loss:.3g} (median of the last {self.rounds} rounds), "
             f"{measure} {self.measure:.3g}"
         )
-
-
-def guess_loss(dataset: Dataset) -> float | None:
-    """The mean training loss of a model that knows nothing; None where there is no such model."""
-    if dataset.loss == "quadratic":
-        return None
-    if dataset.classes is not None:
-        return math.log(dataset.classes)
-    labels = dataset.train.labels.double()
-    loss = float(labels.square().sum() / (2 * len(labels)))
-    return loss if 0 < loss < math.inf else None
 
 
 def find_divergence(log: Sequence[Mapping[str, Any]], guess: float | None) -> Divergence | None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from hpcfl.errors import JobError
 from hpcfl.io.files import present
+from hpcfl.job.load_run import load_run
 from hpcfl.job.schema import LoadedJob, resolve_algorithm
-from hpcfl.job.settings import SEED, flatten, value_of
-from hpcfl.job.yaml_file import as_yaml, plain
+from hpcfl.job_file.settings import SEED, flatten, value_of
+from hpcfl.job_file.yaml_file import as_yaml, plain
 from hpcfl.report.choose import ChosenRuns
 from hpcfl.runs.layout import RunDir
-from hpcfl.runs.load_run import load_run
 from hpcfl.runs.outputs import check_output, write_output
 
 _Points = dict[str, dict[str, Any]]  # values by dotted keys, by the labels of points

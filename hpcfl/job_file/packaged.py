@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from hpcfl.errors import JobError
-from hpcfl.job.record import is_record
-from hpcfl.job.yaml_file import read
+from hpcfl.job_file.record import is_record
+from hpcfl.job_file.yaml_file import read
 
 FOLDER = Path(__file__).parents[1] / "jobs"
 

@@ -15,8 +15,8 @@ from shlex import quote
 from typing import Any
 
 from hpcfl.errors import JobError
-from hpcfl.job.settings import WITHOUT_EFFECT, Settings, changed, section
-from hpcfl.job.yaml_file import COMMAND_LINE, as_shell_word
+from hpcfl.job_file.settings import WITHOUT_EFFECT, Settings, changed, section
+from hpcfl.job_file.yaml_file import COMMAND_LINE, as_shell_word
 
 # Keys that say where a job's inputs are.  A resume may change them: every checkpoint records a
 # digest of each input, and a resume with other content is refused (`hpcfl.data.fingerprints`).

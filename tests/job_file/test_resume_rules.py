@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.job.resume_rules import (
+from hpcfl.job.schema import load
+from hpcfl.job_file.resume_rules import (
     IMMUTABLE,
     KEPT_IN_BRANCH,
     MUTABLE,
@@ -20,8 +21,7 @@ from hpcfl.job.resume_rules import (
     require_branchable,
     require_mutable,
 )
-from hpcfl.job.schema import load
-from hpcfl.job.settings import flatten
+from hpcfl.job_file.settings import flatten
 from hpcfl.report.groups import group_by_seed
 
 JOB = {

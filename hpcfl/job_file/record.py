@@ -8,7 +8,7 @@ from os.path import isfile, lexists
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.job.yaml_file import JobFile, parse_resolved, resolved_content
+from hpcfl.job_file.yaml_file import JobFile, parse_resolved, resolved_content
 
 CODE = "code"
 """The folder of a record with the source of the user's own classes."""

@@ -11,9 +11,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hpcfl.job.record import is_record
-from hpcfl.job.settings import SEED, flatten
-from hpcfl.job.yaml_file import COMMAND_LINE, JobFile, override
+from hpcfl.job_file.record import is_record
+from hpcfl.job_file.settings import SEED, flatten
+from hpcfl.job_file.yaml_file import COMMAND_LINE, JobFile, override
 
 LONGEST = 80  # characters of what follows the job's name
 RUNS = Path("runs")

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import hpcfl
-from hpcfl.data.base import Dataset
-from hpcfl.evaluation.divergence import find_divergence, guess_loss
 from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv
+from hpcfl.runs.divergence import find_divergence
 from hpcfl.runs.record import RunRecord
-from hpcfl.types import Examples
 
 TEN = math.log(10)  # the loss of guessing among ten classes
 
@@ -78,17 +75,6 @@ def test_what_diverged(name):
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_did_not(name):
     assert find_divergence(*HEALTHY[name]) is None
-
-
-def test_what_guessing_costs():
-    def dataset(labels, classes, loss):
-        rows = Examples(torch.zeros(len(labels), 1), labels)
-        return Dataset(rows, None, None, classes, loss, lambda x, dtype, draws: x)
-
-    assert guess_loss(dataset(torch.tensor([0, 9]), 10, "cross_entropy")) == TEN
-    assert guess_loss(dataset(torch.tensor([3.0, 1.0]), None, "squared")) == 2.5
-    assert guess_loss(dataset(torch.tensor([[3.0, 1.0]]), None, "squared")) == 5.0
-    assert guess_loss(dataset(torch.tensor([0, 0]), None, "quadratic")) is None
 
 
 QUICK = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.job.yaml_file import as_override, as_shell_word, override, plain, read
+from hpcfl.job_file.yaml_file import as_override, as_shell_word, override, plain, read
 
 KEYS = ("data", "kind", "cohort", "size", "algorithm", "name", "local", "lr", "rounds", "task")
 VALUES = ("uniform", "fedhbm", "digits", "1e-3", "on", "~", ".nan", "-1", "0.1", "2024-01-01", "'")

@@ -5,12 +5,12 @@ import io
 import pytest
 
 import hpcfl
-from hpcfl.evaluation.score_names import SCORES, Score, is_score
 from hpcfl.monitor.status import status
 from hpcfl.report.columns import score_columns
 from hpcfl.report.plots import Plot
 from hpcfl.runner.progress import open_progress
 from hpcfl.runs.record import read_run
+from hpcfl.runs.score_names import SCORES, Score, is_score
 from tests.rundirs import log_of
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.job.run_name import LONGEST, run_directory, run_name
+from hpcfl.job_file.run_name import LONGEST, run_directory, run_name
 
 
 @pytest.mark.parametrize(
