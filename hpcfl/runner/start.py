@@ -1,9 +1,9 @@
 """Start a run, fresh or from a checkpoint, and run its rounds to the end.
 
 The command line and ``hpcfl.run`` call ``start`` and ``resume``, which make a ``StartRequest``.
-``_run`` serves it in six steps, each of them collective and the same on every rank:
+It is served in six steps, each of them collective and the same on every rank:
 
-    _connect       join the ranks
+    join_ranks     connect the ranks that the launcher started
     _agree         the same job on every rank, the place of each, and whether to resume
     _fetch_files   files of the run directory, the data and the model
     _build         data, clients, model and dry round (hpcfl.setup), tried (hpcfl.checks)
@@ -191,10 +191,35 @@ def resume(
 
 @settings_restored()
 def _run(request: StartRequest) -> Result:
-    """Collective: serve a request, from connecting the ranks to the last round."""
-    comm = _connect(request.loaded.job, request.folder)
+    """Collective: serve a request on the ranks that the launcher started."""
+    comm = join_ranks(request.loaded.job, request.folder.root)
+    with group(comm):
+        return serve(request, comm)
+
+
+def join_ranks(job: Job, root: Path) -> WatchedComm:
+    """Collective: step 1, join the ranks that the launcher started.
+
+    Args:
+        job: of the run.
+        root: the run directory, which need not be there.
+
+    Raises:
+        JobError, DiskError, RankError: see ``hpcfl.comm.connect.connect``.
+    """
+    config, exact = job.comm, job.reduction == "exact"
+    joined = connect(config.backend, device_type(job), config.timeout_s, root, exact=exact)
+    return WatchedComm(joined, config.timeout_s)
+
+
+def serve(request: StartRequest, comm: WatchedComm) -> Result:
+    """Collective: serve a request on these ranks, to the last round.
+
+    Raises:
+        JobError: nothing was trained.
+        DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
+    """
     with (
-        group(comm),
         # After MPI's start, which installs a handler of SIGUSR1.
         Signals(latch_interrupt=False) as signals,
         request.folder as folder,
@@ -209,13 +234,6 @@ def _run(request: StartRequest) -> Result:
             x = run_rounds(session, point, signals)
             done = session.ended.round if session.ended else components.job.rounds
     return Result(folder.root.absolute(), done, x)
-
-
-def _connect(job: Job, folder: RunDir) -> WatchedComm:
-    """Collective: step 1, join the ranks that the launcher started."""
-    config, exact = job.comm, job.reduction == "exact"
-    joined = connect(config.backend, device_type(job), config.timeout_s, folder.root, exact=exact)
-    return WatchedComm(joined, config.timeout_s)
 
 
 def _agree(request: StartRequest, comm: WatchedComm) -> tuple[StartRequest, Ranks]:
