@@ -24,6 +24,7 @@ from torch import nn
 
 from hpcfl.checkpoint import buffers
 from hpcfl.checks.disk import check_clients, check_disk_space, disk_budget, simulate_schedule
+from hpcfl.checks.memory import check_memory
 from hpcfl.checks.preflight import check_components
 from hpcfl.checks.ranks import check_ranks
 from hpcfl.comm.connect import connect
@@ -339,7 +340,8 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
         continued: see ``RunDir.claim``.
 
     Raises:
-        JobError: the directory cannot be written, or holds a run; or the ranks' models differ.
+        JobError: the directory cannot be written, or holds a run; the ranks' models differ; or
+            memory or disk are too small.
         DiskError: the disk is full or fails.
     """
     components, folder, checkpointer = session.components, session.folder, session.checkpointer
@@ -348,6 +350,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
         if session.comm.rank == 0:
             usage = simulate_schedule(components, session.comm.size)
             check_clients(components, usage)
+            check_memory(components, usage)
             folder.claim(components.loaded.tree, continued=continued)
             checkpointer.run_files = {
                 **folder.write_initial(components.x0),
