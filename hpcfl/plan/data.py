@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.partition import File, Iid, RowRanges
 from hpcfl.data.sizes import even_sizes, lognormal_sizes
+from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.errors import JobError
 from hpcfl.job.schema import LoadedJob, section
 from hpcfl.job.yaml_file import JobFile
@@ -112,6 +114,7 @@ def planned_job(
     drawn = (_MappedData if data.maps_files else DrawnData)(
         **division,
         sizes=sizes,
+        augment=getattr(data, "augment", False),
         workers=getattr(data, "workers", None),
         loss="tokens" if every_word else "squared" if sizes.classes is None else "cross_entropy",
         padded=data.padded_text,
@@ -147,6 +150,8 @@ class DrawnData(DataConfig):
     """Data of the stated sizes, kept as the job's kind of data keeps its own."""
 
     sizes: Sizes
+    augment: bool
+    """Of images."""
     workers: int | None
     """Threads that decode examples from a file; None: the job's are no such examples."""
     loss: LossName
@@ -176,14 +181,28 @@ class DrawnData(DataConfig):
             natural_tests=natural_tests,
             classes=sizes.classes,
             loss=self.loss,
-            transform=_words if sizes.words is not None else _cast,
+            transform=self._transform(),
             mapped=self.maps_files and self.workers is None,
             origin=f"{OPTION} {sizes}",
         )
 
+    def _stored_shape(self) -> tuple[int, ...]:
+        """Of an example: images have their channels last."""
+        shape = self.sizes.shape or (self.sizes.words or 1,)
+        return (*shape[1:], shape[0]) if len(shape) == IMAGE else shape
+
+    def _transform(self) -> Transform:
+        if self.sizes.words is not None:
+            return to_indices
+        shape = self._stored_shape()
+        if len(shape) != IMAGE:
+            return cast
+        channels = shape[-1]
+        return CropFlipNormalize((0.5,) * channels, (0.3,) * channels, augment=self.augment)
+
     def _examples(self, count: int) -> Examples:
         sizes = self.sizes
-        shape = sizes.shape or (sizes.words or 1,)
+        shape = self._stored_shape()
         generator = torch.Generator().manual_seed(key(0, "stand-in"))
         if sizes.words is not None:
             words = min(sizes.classes or 1, torch.iinfo(torch.int16).max)
@@ -223,11 +242,3 @@ class _Repeated:
     def read(self, rows: IntArray) -> Tensor:
         """It, as often as there are rows: [B, ...]."""
         return self._one.repeat(len(rows), *[1] * (self._one.ndim - 1))
-
-
-def _cast(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
-    return inputs.to(dtype)
-
-
-def _words(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
-    return inputs.long()
