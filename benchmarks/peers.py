@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from common import Measurement, Result, main, parser, take_turns
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
 from round import BARE_NOTE, BareLoop, write_images
+from timed_rounds import TimedRounds, build_timed_run
 
 TURNS = 9
 PRECISIONS = ("float32", "bf16")

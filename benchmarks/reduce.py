@@ -13,20 +13,23 @@ from pathlib import Path
 from statistics import median
 from textwrap import fill
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from common import WIDTH, Measurement, Result, main, parser, take_turns
 from hpcfl.comm.base import Comm
 from hpcfl.comm.connect import connect
+from hpcfl.comm.exact import ExactReduction
 from hpcfl.comm.failure import group
 from hpcfl.comm.fast import FastReduction
+from hpcfl.comm.reduction import Reduction
 from hpcfl.errors import JobError
-from hpcfl.plan.measure import mean_functions
-from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
 from hpcfl.setup.device import keep_freed_memory
 from round import built_in_jobs
+from timed_rounds import TimedRounds, build_timed_run
 
 SIZES = (800_000, 4_000_000, 25_000_000)
 TURNS = 21
@@ -34,6 +37,13 @@ CLIENTS = (1, 5)  # whose uploads a rank has
 FLOAT = "float all-reduce"
 LENET_ROUNDS = 6  # of two clients
 LENET_COHORT = 10  # clients of the round of LeNet whose time the mean is compared with
+
+
+class Upload(NamedTuple):
+    """A model and a loss, as FedAvg sends them."""
+
+    x: Tensor
+    loss: Tensor
 
 
 def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int) -> Result | None:
@@ -112,6 +122,49 @@ def _timed(comm: Comm, side: Callable[[], Any]) -> float:
     began = perf_counter()
     side()
     return perf_counter() - began
+
+
+def mean_functions(
+    comm: Comm,
+    size: int,
+    clients: Sequence[int],
+    device: torch.device,
+    kind: type[Reduction] = ExactReduction,
+) -> dict[str, Callable[[], Any]]:
+    """Functions, by name, that take a collective mean; one for each of the numbers of clients.
+
+    Args:
+        comm: the group of ranks.
+        size: parameters of an upload.
+        clients: numbers of clients on each rank.
+        device: of the uploads.
+        kind: the reduction.
+    """
+    template = Upload(torch.empty(size, device="meta"), torch.empty((), device="meta"))
+    reduction = kind(comm, template, frozenset(), torch.float32, device)
+    uploads = [
+        Upload(_draw(size, comm.rank, k).to(device), torch.ones((), device=device))
+        for k in range(max(clients))
+    ]
+    return {
+        f"{kind.__name__.lower()}, {count} client(s)": _mean(comm, reduction, uploads[:count])
+        for count in clients
+    }
+
+
+def _mean(comm: Comm, reduction: Reduction, uploads: Sequence[Upload]) -> Callable[[], Any]:
+    """A function that takes the mean of these uploads of every rank, as a round does."""
+    count = len(uploads)
+    ids = [comm.rank * count + k for k in range(count)]
+    cohort = comm.size * count
+    weights, values = [500.0] * count, np.zeros(1)
+    return lambda: reduction.mean(uploads, ids, weights, 500.0 * cohort, cohort, values, round=1)
+
+
+def _draw(size: int, rank: int, client: int) -> Tensor:
+    """Random numbers, different for every client."""
+    draw = torch.Generator().manual_seed(1000 * rank + client)
+    return torch.empty(size).uniform_(-1, 1, generator=draw)
 
 
 def _lenet() -> tuple[int, float]:

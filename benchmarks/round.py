@@ -33,9 +33,9 @@ from hpcfl.local.step import LayerSeeds
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES
-from hpcfl.plan.timed_rounds import Clock, TimedRounds, build_timed_run
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch, Vector
+from timed_rounds import Clock, TimedRounds, build_timed_run
 
 SOFTMAX = """
 task: digits

@@ -18,10 +18,10 @@ import yaml
 from hpcfl.cohort.sampling import Uniform
 from hpcfl.data.sizes import lognormal_sizes
 from hpcfl.io.progress import track
-from hpcfl.plan.time import CostModel, Prediction, Work, predict
 from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.seeds import stream
 from hpcfl.types import IntArray
+from round_time import CostModel, Prediction, Work, predict
 
 Balance = Literal["owner", "steal"]
 
@@ -69,8 +69,6 @@ class SyntheticJob:
         """The costs, by the speeds above; a short last batch is taken to cost as much."""
         vectors = STEP_VECTORS * 4 * self.parameters / MEMORY
         return CostModel(
-            origin="assumed",
-            device="cuda",
             step_s=LAUNCH_S + BACKWARD * self.forward * self.batch / FLOPS + vectors,
             visit_s=VISIT_S,
             round_s=VISIT_S,
@@ -98,9 +96,7 @@ class SyntheticJob:
             taken=self.epochs * sizes,
             balance=balance,
             parameters=self.parameters,
-            means=1,
             state=4 * self.state_vectors * self.parameters,
-            sent=4 * self.state_vectors * self.parameters,
             tests=self.tests,
             rounds=self.rounds,
             evaluations=self.evaluations,

@@ -14,8 +14,8 @@ from pathlib import Path
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
 from hpcfl.job.schema import load
-from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
 from round import BareLoop
+from timed_rounds import TimedRounds, build_timed_run
 
 PAUSE_S = 0.01
 

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from common import Measurement, Result, main, parser, take_turns
 from hpcfl.job.schema import load
-from hpcfl.plan.timed_rounds import TimedRounds, build_timed_run
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.schema import Field, StateSchema
 from round import LENET, write_images
+from timed_rounds import TimedRounds, build_timed_run
 
 TURNS = 9
 COHORT = 10  # states that are prefetched at a time

@@ -216,7 +216,7 @@ def plan_job(
         model: as for ``run``.
         data: as for ``run``.
         ranks: how many will run it; None: those that measure, or 1.
-        measure: run a few rounds on the ranks that are there, and predict the time.
+        measure: run a few rounds on the ranks that are there, for the time and the peak of memory.
         sizes: of data that is not there, such as ``{"clients": 20, "train": 6000, "test": 1000,
             "classes": 5, "shape": (3, 32, 32)}``.
 
@@ -232,7 +232,7 @@ def plan_job(
 
     with loaded_for_trial(job, overrides, model, data) as loaded:
         found = None if sizes is None else make_sizes(sizes, "sizes")
-        return make_plan(loaded, ranks, None, measure=measure, sizes=found)
+        return make_plan(loaded, ranks, None, measure_rounds=measure, sizes=found)
 
 
 def load_model(

@@ -10,7 +10,7 @@
 #   stores       191.2 GB for fedhbm (15.1 MB a client, 8212 of them take part), 48.6 GB a rank; the
 #                same on the node's disk during the run, besides 3 GB of images.  fedavg has none
 #   checkpoints  15.3 MB each, 3 at most at a time
-#   memory       2.3 GB a rank besides images and activations
+#   memory       4.5 GB a rank or more besides images: 3 GB are CUDA's
 #   GPU memory   5.9 GB a rank, as in slurm/landmarks.sh
 #   hours        0.54 on 4 GPUs, 1.5 on one: not measured, but of the speeds that
 #                benchmarks/scale.py of a checkout assumes

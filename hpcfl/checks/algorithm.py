@@ -9,7 +9,6 @@ from torch import Tensor
 from hpcfl.algorithms.facts import Cohort, Forward, LossTerms
 from hpcfl.checks.model import gradient_at
 from hpcfl.checks.trial import Trial
-from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.hook_rules import (
     SMALL,
     Member,
@@ -22,7 +21,6 @@ from hpcfl.engine.hook_rules import (
     require_repeatable_without_data,
 )
 from hpcfl.errors import JobError, as_job_error
-from hpcfl.io.memory import refuse_large_job
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
 from hpcfl.local.step import BatchGradient, check_terms
@@ -45,23 +43,6 @@ def check_algorithm_without_data(loaded: LoadedJob) -> None:
         restored(),
     ):
         require_repeatable_without_data(algorithm, loaded.job.local.descent(stand_in(SMALL)))
-
-
-def check_server_memory(components: Components) -> None:
-    """Refuse a server whose past models do not fit into memory; others are as large as the model.
-
-    Raises:
-        JobError: they do not.
-    """
-    if components.device.type != "cpu":
-        return
-    server, section = components.schema.server, components.loaded.tree["algorithm"]
-    # Where the server keeps models of more rounds than there are, many are the initial one.
-    kept = [leaf for field in server for leaf in (field if isinstance(field, tuple) else [field])][
-        : components.job.rounds + len(server)
-    ]
-    key = "algorithm.tau" if "tau" in section else "algorithm.name"
-    refuse_large_job(key, f"the server of {section['name']} ({len(kept)} vectors)", nbytes(kept))
 
 
 def check_features(components: Components) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ classes, where it builds (``hpcfl.setup``).
 
 import torch
 
-from hpcfl.checks.algorithm import check_algorithm, check_features, check_server_memory
+from hpcfl.checks.algorithm import check_algorithm, check_features
 from hpcfl.checks.data import (
     check_batches,
     check_finite,
@@ -17,6 +17,7 @@ from hpcfl.checks.data import (
     check_rows,
     class_notes,
 )
+from hpcfl.checks.memory import check_server_memory
 from hpcfl.checks.metrics import check_scores, check_tests
 from hpcfl.checks.model import (
     check_batches_of_one,

@@ -230,7 +230,7 @@ def _plan(options: argparse.Namespace) -> None:
         load(options.job, options.overrides),
         first,
         options.out,
-        measure=options.measure,
+        measure_rounds=options.measure,
         sizes=None if options.sizes is None else read_sizes(options.sizes),
         ranks_per_node=options.ranks_per_node,
         words=[str(options.job), *options.overrides],

@@ -264,7 +264,7 @@ def _add_plan_and_list(commands: Any) -> None:
     plan.add_argument(
         "--measure",
         action="store_true",
-        help="run a few rounds here, also under mpirun, and predict the hours from them",
+        help="run a few rounds here, also under mpirun, and say the hours and the peak of memory",
     )
     plan.add_argument(
         "--sizes",

@@ -74,6 +74,14 @@ def resident_memory() -> int:
         return 0
 
 
+def peak_memory() -> int:
+    """Bytes of memory that this process occupied at most so far; 0 if the system does not tell."""
+    try:
+        return 1024 * number(PROC / "self/status", "VmHWM:")  # containers leave lines out
+    except OSError:
+        return 0
+
+
 def number(path: Path, name: str) -> int:
     """The number after ``name`` in a file of such lines; 0 if there is none."""
     for line in path.read_text().splitlines():

@@ -1,28 +1,27 @@
-"""The data of a job that is planned: what is there, or a stand-in of sizes that the user states.
+"""The data of a job that is planned before they are there: drawn, of sizes that the user states.
 
-A stand-in has the stated numbers and no content: inputs are zeros that take no memory, class labels
-repeat 0, 1, ..., and the sizes of natural clients are drawn.
+All inputs are one example, drawn at random; class labels repeat 0, 1, ...; the sizes of natural
+clients are drawn.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.data.base import Dataset
+from hpcfl.data.base import DataConfig, Dataset, Transform
+from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.partition import File, Iid, RowRanges
 from hpcfl.data.sizes import even_sizes, lognormal_sizes
-from hpcfl.data.split import keep_natural_clients
+from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.errors import JobError
 from hpcfl.job.schema import LoadedJob, section
 from hpcfl.job_file.yaml_file import JobFile
-from hpcfl.seeds import stream
-from hpcfl.setup.load_data import fetch_data, load_data
-from hpcfl.types import Count, Examples, IntArray, Natural, Section, Stored
+from hpcfl.seeds import key, stream
+from hpcfl.types import Count, Examples, IntArray, LossName, Natural, Section, Stored
 
 OPTION = "--sizes"
 EXAMPLE = "clients=20,train=6000,test=1000,classes=5,shape=3x32x32"
@@ -64,18 +63,6 @@ class Sizes(Section):
         return f"{clients}{self.train} training and {self.test} test examples{classes}"
 
 
-class PlannedData(NamedTuple):
-    """The data that a plan is made with."""
-
-    loaded: LoadedJob
-    """The job, whose partition may have been replaced."""
-    dataset: Dataset
-    real: bool
-    """Whether the data set was loaded; else it is a stand-in."""
-    notes: Sequence[str]
-    """What was assumed."""
-
-
 def read_sizes(text: str) -> Sizes:
     """The sizes of a command line, such as ``EXAMPLE``.
 
@@ -102,35 +89,40 @@ def make_sizes(tree: Any, where: str) -> Sizes:
     return sizes
 
 
-def planned_data(loaded: LoadedJob, sizes: Sizes | None) -> PlannedData:
-    """Load the job's data if it is there, and make a stand-in otherwise.
+def planned_job(
+    loaded: LoadedJob, sizes: Sizes | None, *, in_memory: bool = False
+) -> tuple[LoadedJob, tuple[str, ...]]:
+    """The job with drawn data where sizes are given, and lines on what was assumed.
+
+    A partition's file that is not there is replaced by equal clients.
 
     Args:
         loaded: the job.
-        sizes: make a stand-in of these, whatever is there.
+        sizes: of the data; None: the job's own are there.
+        in_memory: whether drawn examples take the memory that those of the job do.
 
     Raises:
-        JobError, DataError: the data is there and cannot be used; or it is not, and no sizes are
-            stated.
+        JobError: the file of the partition is not there, and the job does not say how many clients
+            there are.
     """
     loaded, notes = _without_missing_split(loaded)
-    data, kind = loaded.job.data, loaded.tree["data"]["kind"]
-    if sizes is not None:
-        dataset = keep_natural_clients(data, _stand_in(loaded, sizes), loaded.job.seed)
-        drawn = f"; sizes of clients are drawn, lognormal with sigma {SPREAD:g}" * bool(
-            sizes.clients
-        )
-        note = f"data {kind}, as {OPTION} says: {sizes}{drawn}"
-        return PlannedData(loaded, dataset, False, (*notes, note))
-    try:
-        fetch_data(loaded)
-        return PlannedData(loaded, load_data(loaded), True, notes)
-    except JobError as error:
-        why = str(error).partition(";")[0]
-        raise JobError(
-            f"data.kind: {kind}: cannot be loaded ({why}); put it there, or say its sizes, some of "
-            f"which docs/data has: {OPTION} {EXAMPLE}"
-        ) from error
+    if sizes is None:
+        return loaded, notes
+    data = loaded.job.data
+    every_word = sizes.words is not None and getattr(loaded.job.model, "predict", "") == "every"
+    division = {field.name: getattr(data, field.name) for field in fields(DataConfig)}
+    drawn = (_MappedData if data.maps_files else DrawnData)(
+        **division,
+        sizes=sizes,
+        augment=getattr(data, "augment", False),
+        workers=getattr(data, "workers", None),
+        loss="tokens" if every_word else "squared" if sizes.classes is None else "cross_entropy",
+        padded=data.padded_text,
+        in_memory=in_memory,
+    )
+    spread = f"; sizes of clients are drawn, lognormal with sigma {SPREAD:g}" * bool(sizes.clients)
+    note = f"data {loaded.tree['data']['kind']}, as {OPTION} says: {sizes}{spread}"
+    return replace(loaded, job=replace(loaded.job, data=drawn)), (*notes, note)
 
 
 def _without_missing_split(loaded: LoadedJob) -> tuple[LoadedJob, tuple[str, ...]]:
@@ -143,76 +135,110 @@ def _without_missing_split(loaded: LoadedJob) -> tuple[LoadedJob, tuple[str, ...
             f"data.partition.path: {data.partition.path} is not there, and the job does not say "
             "how many clients it has; put it there, or say data.clients=N"
         )
-    job = replace(loaded.job, data=replace(data, partition=Iid()))
     note = (
         f"data.partition.path: {data.partition.path} is not there: planned with {data.clients} "
         "equal clients"
     )
-    return replace(loaded, job=job), (note,)
+    # Also in the tree, from which a run that measures takes the files to read.
+    tree = {**loaded.tree, "data": {**loaded.tree["data"], "partition": {"kind": "iid"}}}
+    job = replace(loaded.job, data=replace(data, partition=Iid()))
+    return replace(loaded, job=job, tree=tree), (note,)
 
 
-@dataclass
-class _DecodedZeros:
-    """Inputs that a run decodes from a file: zeros of their shape."""
+@dataclass(frozen=True, kw_only=True)
+class DrawnData(DataConfig):
+    """Data of the stated sizes, kept as the job's kind of data keeps its own."""
 
-    shape: tuple[int, ...]
-    workers: int
-    dtype: torch.dtype = torch.uint8
+    sizes: Sizes
+    augment: bool
+    """Of images."""
+    workers: int | None
+    """Threads that decode examples from a file; None: the job's are no such examples."""
+    loss: LossName
+    padded: bool | None
+    """See ``padded_text``."""
+    in_memory: bool
+    """Whether each example has memory of its own, unless the job's are in a file."""
+
+    @property
+    def padded_text(self) -> bool | None:
+        """Whether its texts end with padding, as those of the job do."""
+        return self.padded
+
+    def load(self, seed: int) -> Dataset:
+        """Draw the data: the same for every seed, as they stand for fixed ones."""
+        sizes, natural, natural_tests = self.sizes, None, None
+        if sizes.clients is not None:
+            drawn = lognormal_sizes(sizes.train, sizes.clients, SPREAD, stream(0, "stand-in"))
+            natural = RowRanges(np.cumsum(drawn) - drawn, drawn)
+            if self.natural_clients is not None:
+                even = even_sizes(sizes.test, sizes.clients)
+                natural_tests = RowRanges(np.cumsum(even) - even, even)
+        return Dataset(
+            train=self._examples(sizes.train),
+            test=self._examples(sizes.test) if sizes.test else None,
+            natural=natural,
+            natural_tests=natural_tests,
+            classes=sizes.classes,
+            loss=self.loss,
+            transform=self._transform(),
+            mapped=self.maps_files and self.workers is None,
+            origin=f"{OPTION} {sizes}",
+        )
+
+    def _stored_shape(self) -> tuple[int, ...]:
+        """Of an example: images have their channels last."""
+        shape = self.sizes.shape or (self.sizes.words or 1,)
+        return (*shape[1:], shape[0]) if len(shape) == IMAGE else shape
+
+    def _transform(self) -> Transform:
+        if self.sizes.words is not None:
+            return to_indices
+        shape = self._stored_shape()
+        if len(shape) != IMAGE:
+            return cast
+        channels = shape[-1]
+        return CropFlipNormalize((0.5,) * channels, (0.3,) * channels, augment=self.augment)
+
+    def _examples(self, count: int) -> Examples:
+        sizes = self.sizes
+        shape = self._stored_shape()
+        generator = torch.Generator().manual_seed(key(0, "stand-in"))
+        if sizes.words is not None:
+            words = min(sizes.classes or 1, torch.iinfo(torch.int16).max)
+            least = min(1, words - 1)  # 0 is padding
+            one = torch.randint(least, words, (1, *shape), generator=generator).to(torch.int16)
+        elif len(shape) == IMAGE:
+            one = torch.randint(256, (1, *shape), generator=generator).to(torch.uint8)
+        else:
+            one = torch.rand(1, *shape, generator=generator)
+        inputs: Tensor | Stored
+        if self.workers is not None:
+            inputs = _Repeated(one, count, self.workers)
+        else:
+            inputs = one.expand(count, *shape)
+            if self.in_memory and not self.maps_files:
+                inputs = inputs.contiguous()
+        if self.loss == "tokens":
+            return Examples(inputs, one.expand(count, *shape))
+        if sizes.classes is None:
+            return Examples(inputs, torch.zeros(1, 1).expand(count, 1))
+        return Examples(inputs, torch.arange(count) % sizes.classes)
+
+
+class _MappedData(DrawnData):
+    """In the place of data in prepared files."""
+
+    maps_files: ClassVar[bool] = True
+
+
+class _Repeated:
+    """One example, in the place of those that a run decodes from a file."""
+
+    def __init__(self, one: Tensor, count: int, workers: int) -> None:
+        self._one, self.workers = one, workers
+        self.shape, self.dtype = (count, *one.shape[1:]), one.dtype
 
     def read(self, rows: IntArray) -> Tensor:
-        """Zeros [B, ...]."""
-        return torch.zeros(len(rows), *self.shape[1:], dtype=self.dtype)
-
-
-def _stand_in(loaded: LoadedJob, sizes: Sizes) -> Dataset:
-    """A data set of these sizes, kept as the job's kind of data keeps its own."""
-    natural = natural_tests = None
-    if sizes.clients is not None:
-        # The same for every seed: they stand for fixed ones.
-        drawn = lognormal_sizes(sizes.train, sizes.clients, SPREAD, stream(0, "stand-in"))
-        natural = RowRanges(np.cumsum(drawn) - drawn, drawn)
-        if loaded.job.data.natural_clients is not None:
-            even = even_sizes(sizes.test, sizes.clients)
-            natural_tests = RowRanges(np.cumsum(even) - even, even)
-    every_word = sizes.words is not None and getattr(loaded.job.model, "predict", "") == "every"
-    decoded = getattr(loaded.job.data, "workers", None)
-    return Dataset(
-        train=_examples(sizes.train, sizes, decoded, every_word=every_word),
-        test=_examples(sizes.test, sizes, decoded, every_word=every_word) if sizes.test else None,
-        natural=natural,
-        natural_tests=natural_tests,
-        classes=sizes.classes,
-        loss="tokens" if every_word else "squared" if sizes.classes is None else "cross_entropy",
-        transform=_words if sizes.words is not None else _cast,
-        mapped=loaded.job.data.maps_files and decoded is None,
-    )
-
-
-def _examples(count: int, sizes: Sizes, decoded: int | None, *, every_word: bool) -> Examples:
-    """Zeros and their labels; ``decoded`` is the number of threads that decode from a file."""
-    shape = sizes.shape or (sizes.words or 1,)
-    inputs: Tensor | Stored
-    if decoded is not None:
-        inputs = _DecodedZeros((count, *shape), decoded)
-    elif sizes.words is not None:
-        inputs = _zeros(count, shape, torch.int16)
-    else:
-        inputs = _zeros(count, shape, torch.uint8 if len(shape) == IMAGE else torch.float32)
-    if every_word:
-        return Examples(inputs, _zeros(count, shape, torch.int16))
-    if sizes.classes is None:
-        return Examples(inputs, _zeros(count, (1,), torch.float32))
-    return Examples(inputs, torch.arange(count) % sizes.classes)
-
-
-def _zeros(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros [count, ...] that share one example's memory."""
-    return torch.zeros(1, *shape, dtype=dtype).expand(count, *shape)
-
-
-def _cast(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
-    return inputs.to(dtype)
-
-
-def _words(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:
-    return inputs.long()
+        """It, as often as there are rows: [B, ...]."""
+        return self._one.repeat(len(rows), *[1] * (self._one.ndim - 1))

@@ -7,8 +7,10 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
+from hpcfl.plan.host_memory import HostMemory
 from hpcfl.plan.resources import Plan
 from hpcfl.plan.slurm_request import SlurmRequest
+from hpcfl.plan.time import Prediction
 
 WORTH = 1.5
 """The best number of ranks is the fastest one that takes at most so many times the fewest hours of
@@ -20,8 +22,14 @@ class RankCount(NamedTuple):
 
     plan: Plan
     request: SlurmRequest
-    hours: float | None
-    """Of the whole job; None where nothing was measured."""
+    memory: HostMemory
+    prediction: Prediction | None
+    """None where nothing was measured."""
+
+    @property
+    def hours(self) -> float | None:
+        """Of the whole job; None where nothing was measured."""
+        return None if self.prediction is None else self.prediction.hours
 
     @property
     def ranks(self) -> int:
@@ -35,15 +43,6 @@ class RankCount(NamedTuple):
         return None if self.hours is None else self.hours * self.ranks * each
 
     @property
-    def device_bytes(self) -> int:
-        """Of the tensors of a rank while it trains: what a GPU holds of it.
-
-        Examples and client states come on top, each at most a share of the memory that is free.
-        """
-        found = [share.memory for share in self.plan.shares]
-        return max(each.model + each.activations + each.cohort + each.sums for each in found)
-
-    @property
     def node_hours(self) -> float | None:
         """Hours of whole nodes."""
         return None if self.hours is None else self.hours * self.request.nodes
@@ -54,7 +53,7 @@ def table(counts: Sequence[RankCount], too_many: Sequence[int] = ()) -> Table:
     unit = _unit(counts)
     made = Table(box=ASCII2)
     for title in (
-        *("ranks", "nodes", "memory\nof a node", "tensors\nof a rank", "stores\nof all"),
+        *("ranks", "nodes", "memory\nof a rank", "to ask for\na node", "stores\nof all"),
         *("hours", unit, "node-hours"),
     ):
         made.add_column(title, justify="right", no_wrap=True)
@@ -62,7 +61,7 @@ def table(counts: Sequence[RankCount], too_many: Sequence[int] = ()) -> Table:
         found = each.hours, each.spent, each.node_hours
         made.add_row(
             *(f"{each.ranks}", f"{each.request.nodes}"),
-            *(f"{each.request.gigabytes} GB", decimal(each.device_bytes)),
+            *(decimal(each.memory.rank), f"{each.request.gigabytes} GB"),
             decimal(each.plan.disk_budget.stores),
             *("-" if hours is None else f"{hours:.3g}" for hours in found),
         )

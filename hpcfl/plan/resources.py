@@ -1,4 +1,4 @@
-"""Compute the figures of a plan.
+"""Compute the figures of a plan that need no measurement.
 
 Sizes follow from the dry round, from the data and from the cohorts, all of which are drawn here:
 they are a function of the seed.  Nothing of a resumed run is counted: on another number of ranks
@@ -12,24 +12,20 @@ import numpy as np
 
 from hpcfl.checks.disk import (
     DiskBudget,
-    ScheduleUsage,
     disk_budget,
     most_trained,
     simulate_schedule,
-    state_bytes,
     store_bytes,
 )
-from hpcfl.cohort.sampling import PowerOfChoice
+from hpcfl.checks.memory import RankMemory, rank_memory
 from hpcfl.engine.dry_round import Traffic, nbytes, traffic
 from hpcfl.engine.statistics import statistics_in
 from hpcfl.evaluation.privacy import Accountant, accountant
-from hpcfl.plan.full_gradients import full_gradient_rounds, full_gradients
-from hpcfl.plan.memory import Activations, Holding, Memory, Process, memory
 from hpcfl.setup.components import Components
 
 
 class RankShare(NamedTuple):
-    """The clients, examples, disk and memory of one rank."""
+    """The clients, examples, disk and least memory of one rank."""
 
     clients: int
     examples: int
@@ -39,7 +35,7 @@ class RankShare(NamedTuple):
     """Members of a cohort that it trains, at most."""
     store: int
     """Bytes of its stores at the end."""
-    memory: Memory
+    memory: RankMemory
 
 
 @dataclass(frozen=True)
@@ -112,6 +108,11 @@ class Plan:
         return sum(share.seen for share in self.shares)
 
     @property
+    def least_memory(self) -> RankMemory:
+        """Of the rank that needs most."""
+        return max((share.memory for share in self.shares), key=lambda each: each.total)
+
+    @property
     def in_all(self) -> Traffic:
         """Traffic of the whole job."""
         sizes = zip(self.traffic, self.choice, self.warm_start, strict=True)
@@ -120,14 +121,8 @@ class Plan:
         )
 
 
-def plan(components: Components, ranks: int, *, process: Process, activations: Activations) -> Plan:
+def plan(components: Components, ranks: int) -> Plan:
     """Compute what the job of ``components`` will need on so many ranks.
-
-    Args:
-        components: the job, loaded.
-        ranks: how many.
-        process: one that has loaded the job and taken a gradient.
-        activations: of ``probe``.
 
     Raises:
         JobError: there are more ranks than clients.
@@ -135,7 +130,9 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
     job, schema, population = components.job, components.schema, components.clients
     usage = simulate_schedule(components, ranks)
     kept = components.stored_state
-    steps = population.steps_per_round
+    steps, sizes = population.steps_per_round, np.array(population.examples)
+    diagnosed = job.rounds // job.diagnostics.every if job.diagnostics.dissimilarity else 0
+    full_gradient_rounds = job.rounds if schema.points else diagnosed
     return Plan(
         parameters=components.x0.numel(),
         vector=nbytes(schema.message.x),
@@ -147,8 +144,8 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         steps=(int(steps.min()), int(steps.max())),
         gradients=schema.gradients,
         forwards=schema.forwards,
-        full_gradient_rounds=full_gradient_rounds(components),
-        full_gradients=full_gradients(components),
+        full_gradient_rounds=full_gradient_rounds,
+        full_gradients=schema.points or bool(full_gradient_rounds),
         tests=len(components.tests()),
         validation=len(components.validation()),
         evaluations=job.evaluate.count(job.rounds),
@@ -163,8 +160,16 @@ def plan(components: Components, ranks: int, *, process: Process, activations: A
         server=nbytes(schema.server),
         disk_budget=disk_budget(components, usage),
         shares=tuple(
-            _share(components, usage, rank, int(members), process, activations)
-            for rank, members in enumerate(most_trained(components, usage))
+            RankShare(int((mine := usage.owner == rank).sum()), int(sizes[mine].sum()), *figures)
+            for rank, figures in enumerate(
+                zip(
+                    usage.seen.tolist(),
+                    most_trained(components, usage).tolist(),
+                    store_bytes(components, usage).tolist(),
+                    rank_memory(components, usage),
+                    strict=True,
+                )
+            )
         ),
         accountant=accountant(
             job.algorithm, job.cohort, len(population), alone=job.devices is None
@@ -179,8 +184,8 @@ def _warm_start_traffic(components: Components) -> Traffic:
 
 
 def _candidates(components: Components) -> int:
-    cohort = components.job.cohort
-    return cohort.candidates if isinstance(cohort, PowerOfChoice) else 0
+    """Of power of choice; 0 of other cohorts."""
+    return getattr(components.job.cohort, "candidates", 0)
 
 
 def _choice_traffic(components: Components) -> Traffic:
@@ -196,25 +201,3 @@ def _received(components: Components) -> int:
     """Bytes of the model, with its running statistics."""
     statistics = statistics_in(components.schema.server)
     return nbytes(components.x0) + (0 if statistics is None else nbytes(statistics))
-
-
-def _share(
-    components: Components,
-    usage: ScheduleUsage,
-    rank: int,
-    members: int,
-    process: Process,
-    activations: Activations,
-) -> RankShare:
-    """Compute the share of one rank."""
-    mine = usage.owner == rank
-    seen = int(usage.seen[rank])
-    holding = Holding(rank, seen, members, int(state_bytes(components, usage)[rank]))
-    return RankShare(
-        clients=int(mine.sum()),
-        examples=int(np.array(components.clients.examples)[mine].sum()),
-        seen=seen,
-        members=members,
-        store=int(store_bytes(components, usage)[rank]),
-        memory=memory(components, holding, process=process, activations=activations),
-    )

@@ -1,8 +1,7 @@
-"""Show a plan as tables."""
+"""Show what a job will need: first what a user asks for, then what it follows from."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
 from textwrap import fill
@@ -13,25 +12,22 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from hpcfl.checks.preflight import check_sizes
-from hpcfl.comm.base import Comm
-from hpcfl.comm.connect import connect
-from hpcfl.comm.failure import group, raise_collectively
 from hpcfl.errors import JobError
 from hpcfl.evaluation.privacy import Accountant
 from hpcfl.io.table import render_tables
 from hpcfl.job.schema import LoadedJob
 from hpcfl.job_file.run_name import RUNS
 from hpcfl.plan import rank_counts
-from hpcfl.plan.data import Sizes, planned_data
-from hpcfl.plan.measure import measure_costs
-from hpcfl.plan.memory import Process, data_bytes, probe, this_process
+from hpcfl.plan.data import EXAMPLE, OPTION, Sizes, planned_job
+from hpcfl.plan.host_memory import HostMemory, computed_memory, measured_memory
+from hpcfl.plan.measure import Measurement, measure
 from hpcfl.plan.rank_counts import RankCount
 from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.slurm_request import LONGEST_H, slurm_request
-from hpcfl.plan.time import CostModel, Prediction, predict, work
+from hpcfl.plan.time import Prediction, predict
 from hpcfl.report.columns import duration
 from hpcfl.setup.components import Components, build_components
-from hpcfl.setup.device import device_type
+from hpcfl.setup.load_data import fetch_data, load_data
 from hpcfl.user_code.names import short_name
 
 WIDTH = 100  # columns
@@ -43,7 +39,9 @@ class JobPlan:
     """What a job will need."""
 
     resources: Plan
-    """Disk, memory, traffic and gradients."""
+    """Disk, traffic and gradients."""
+    memory: HostMemory
+    """Host memory of a rank."""
     prediction: Prediction | None
     """Time, of a plan that measures."""
     sbatch: str
@@ -60,7 +58,7 @@ def make_plan(
     ranks: int | None,
     out: Path | None,
     *,
-    measure: bool = False,
+    measure_rounds: bool = False,
     sizes: Sizes | None = None,
     ranks_per_node: int | None = None,
     words: Sequence[str] = (),
@@ -69,13 +67,13 @@ def make_plan(
 ) -> JobPlan:
     """Find out what the job will need on so many ranks.
 
-    Neither its data nor initial weights need be there: sizes and the architecture do.
+    With ``sizes`` its data need not be there; initial weights need only to measure.
 
     Args:
         loaded: the job.
         ranks: how many; None: those that measure, or 1.
         out: the run directory; runs/NAME when absent.
-        measure: run a few rounds, collectively on all ranks that are there, and predict the time.
+        measure_rounds: run a few rounds, collectively on all ranks that are there.
         sizes: of the data, instead of the real ones.
         ranks_per_node: at most, in the command for Slurm.
         words: the job and its settings, in that command.
@@ -88,176 +86,159 @@ def make_plan(
     """
     if ranks is not None and ranks < 1:
         raise JobError(f"ranks: found {ranks}, expected 1 at least")
-    if not measure:
-        return _make_plan(
-            loaded, ranks or 1, out, None, sizes, ranks_per_node, words, epsilon, others
-        )
-    job, comms = loaded.job, loaded.job.comm
-    exact, device, run = job.reduction == "exact", device_type(job), out or RUNS / loaded.name
-    with group(connect(comms.backend, device, comms.timeout_s, run, exact=exact)) as comm:
-        most = ranks or comm.size
-        return _make_plan(loaded, most, out, comm, sizes, ranks_per_node, words, epsilon, others)
-
-
-def _make_plan(
-    loaded: LoadedJob,
-    ranks: int,
-    out: Path | None,
-    comm: Comm | None,
-    sizes: Sizes | None,
-    ranks_per_node: int | None,
-    words: Sequence[str],
-    epsilon: float | None,
-    others: Sequence[int],
-) -> JobPlan:
-    """See ``make_plan``; collective on the ranks of ``comm``, which measure."""
-    with nullcontext() if comm is None else raise_collectively(comm):
-        data = planned_data(loaded, sizes)
-        parts = build_components(
-            data.loaded, torch.device("cpu"), resumed=True, dataset=data.dataset
-        )
-        check_sizes(parts)
-        activations = probe(parts)
-        process = this_process()
-        if not data.real and process.resident is not None:  # as if it were loaded
-            process = Process(process.resident + data_bytes(parts), None)
-        # Of several numbers, one is not to refuse the others.
-        too_many = [count for count in (ranks, *others) if count > len(parts.rows)]
-        too_many = too_many if len(too_many) <= len(others) else []
-        plans = [
-            plan(parts, count, process=process, activations=activations)
-            for count in (ranks, *others)
-            if count not in too_many
-        ]
-    found = plans[0]
-    if others:
-        costs = None if comm is None else measure_costs(data.loaded, comm, data.dataset)
-        return _compare(parts, plans, too_many, costs, out, ranks_per_node, words, data.notes)
-    algorithm = short_name(parts.loaded.tree["algorithm"]["name"])
-    lines = [
-        render_tables(
-            _summary(found, f"{loaded.name}: {algorithm}"),
-            _ranks(found),
-            _memory(found),
-            width=WIDTH,
-        ),
-        *([] if epsilon is None else [_noise(found, algorithm, epsilon)]),
-        *(fill(note, WIDTH) for note in data.notes),
-        _disk_line(found, out or Path("runs") / loaded.name),
+    folder = out or RUNS / loaded.name
+    loaded, notes = planned_job(loaded, sizes, in_memory=measure_rounds)
+    # First, so that the peak of memory is that of the rounds.
+    measured = measure(loaded, folder, max(ranks or 1, *others, 1)) if measure_rounds else None
+    parts = _components(loaded, sizes)
+    asked = [ranks or (1 if measured is None else measured.ranks), *others]
+    # Of several numbers, one is not to refuse the others.
+    too_many = [count for count in asked if count > len(parts.rows)]
+    too_many = too_many if len(too_many) < len(asked) else []
+    counts = [
+        _count(parts, count, measured, ranks_per_node) for count in asked if count not in too_many
     ]
-    mean = found.visits / found.rounds
-    if mean < ranks:
-        lines.append(
-            f"a round has {mean:.4g} client{'s' * (mean != 1)} on average: at least "
-            f"{ranks - mean:.4g} of {ranks} ranks train none"
-        )
-    prediction, gpus = None, loaded.job.device == "cuda"
-    if comm is None:
-        lines.append(
-            "hours: not measured; add --measure where the job is to run; until then the command "
-            f"below asks for\n       {LONGEST_H} hours"
-            + " and for no GPU: device=cuda asks for one"
-            * (loaded.job.device == "auto")
-        )
-    else:
-        costs = measure_costs(data.loaded, comm, data.dataset)
-        gpus = costs.device == "cuda"
-        asked = work(parts)
-        prediction = predict(asked, ranks, costs)
-        lines.append(_hours(prediction))
-        if ranks > 1:
-            other = replace(asked, balance="owner" if asked.balance == "steal" else "steal")
-            otherwise = predict(other, ranks, costs).round
-            lines.append(f"with balance={other.balance}: {otherwise:.4g} s a round")
-        lines.append(fill(f"costs: {costs.origin}", WIDTH))
-    hours = None if prediction is None else prediction.hours
-    request = slurm_request(parts, found, hours=hours, gpus=gpus, most=ranks_per_node)
-    command = request.command(words or ["JOB.yaml"], out)
-    lines.append(command)
-    if request.starts > 1:
-        lines.append(f"which is requeued: about {request.starts} starts of that length in all")
-    return JobPlan(found, prediction, command, "\n".join(lines))
-
-
-def _compare(
-    parts: Components,
-    plans: Sequence[Plan],
-    too_many: Sequence[int],
-    costs: CostModel | None,
-    out: Path | None,
-    ranks_per_node: int | None,
-    words: Sequence[str],
-    notes: Sequence[str],
-) -> JobPlan:
-    """The plan for the best number of ranks, with a table of all."""
-    gpus = parts.job.device == "cuda" if costs is None else costs.device == "cuda"
-    asked, counts, predictions = work(parts), [], {}
-    for found in plans:
-        ranks = len(found.shares)
-        predictions[ranks] = None if costs is None else predict(asked, ranks, costs)
-        hours = None if (said := predictions[ranks]) is None else said.hours
-        request = slurm_request(parts, found, hours=hours, gpus=gpus, most=ranks_per_node)
-        counts.append(RankCount(found, request, hours))
     best = rank_counts.best(counts)
     command = best.request.command(words or ["JOB.yaml"], out)
-    name = f"{parts.loaded.name}: {short_name(parts.loaded.tree['algorithm']['name'])}"
-    measured = (
-        "hours: not measured; add --measure where the job is to run"
-        if costs is None
-        else f"costs: {costs.origin}"
-    )
-    impossible = [
-        f"{count} ranks: more than the {len(parts.rows)} clients, a rank would own none"
-        for count in too_many
-    ]
-    told = (*notes, *impossible, *rank_counts.advice(counts), measured)
+    title = f"{loaded.name}: {short_name(loaded.tree['algorithm']['name'])}"
     lines = [
-        name,
-        render_tables(rank_counts.table(counts, too_many), width=WIDTH),
-        *(fill(line, WIDTH) for line in told),
+        title,
+        render_tables(rank_counts.table(counts, too_many), width=WIDTH)
+        if others
+        else _tables(best, measured, folder),
+        *([] if epsilon is None else [_noise(best.plan, title, epsilon)]),
+        *notes,
+        *(f"{n} ranks: more than the {len(parts.rows)} clients" for n in too_many),
+        *(rank_counts.advice(counts) if others else []),
+        *([f"{measured}"] if others and measured is not None else []),
+        *_warnings(best.plan, folder),
+        *_on_slurm(best, measured, parts.job.device),
         command,
     ]
-    return JobPlan(best.plan, predictions[best.ranks], command, "\n".join(lines))
+    wrapped = (line if "\n" in line or line is command else fill(line, WIDTH) for line in lines)
+    return JobPlan(best.plan, best.memory, best.prediction, command, "\n".join(wrapped))
 
 
-def _duration(hours: float) -> str:
-    """Hours, or seconds if they are less than a minute."""
-    return f"{hours:.4g} hours" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"
+def _components(loaded: LoadedJob, sizes: Sizes | None) -> Components:
+    """The job's components on the CPU, with its data.
+
+    Raises:
+        JobError, DataError: something in the job does not fit, or its data are not there.
+    """
+    try:
+        fetch_data(loaded)
+        dataset = load_data(loaded)
+    except JobError as error:
+        if sizes is not None:
+            raise
+        why = str(error).partition(";")[0]
+        raise JobError(
+            f"data.kind: {loaded.tree['data']['kind']}: cannot be loaded ({why}); put it there, or "
+            f"say its sizes, some of which docs/data has: {OPTION} {EXAMPLE}"
+        ) from error
+    parts = build_components(loaded, torch.device("cpu"), resumed=True, dataset=dataset)
+    check_sizes(parts)
+    return parts
 
 
-def _hours(found: Prediction) -> str:
-    """The time of a round and of all."""
-    more = f",\n         {found.choose:.3g} s the candidates' losses" if found.choose else ""
-    ship = (
-        f",\n         {found.ship:.3g} s states on their way to other ranks" if found.ship else ""
-    )
-    return (
-        f"{_duration(found.hours)} in all: {found.round:.4g} s a round, {found.evaluate:.3g} s an "
-        f"evaluation\na round: {found.train:.4g} s training on the busiest rank "
-        f"({found.busiest:.3g}x the mean of all),\n         {found.convert:.3g} s the exact mean, "
-        f"{found.exchange:.3g} s all-reduces, {found.rest:.3g} s else{ship}{more}"
-    )
+def _count(
+    parts: Components, ranks: int, measured: Measurement | None, ranks_per_node: int | None
+) -> RankCount:
+    """What the job needs on a number of ranks."""
+    found, prediction = plan(parts, ranks), None
+    gpus = parts.job.device == "cuda" if measured is None else measured.gpus
+    memory = computed_memory(found, gpus=gpus)
+    if measured is not None:
+        prediction = predict(parts, measured, ranks)
+        if measured.memory:
+            there = found if ranks == measured.ranks else plan(parts, measured.ranks)
+            memory = measured_memory(found, measured, there)
+    hours = None if prediction is None else prediction.hours
+    request = slurm_request(parts, ranks, memory, hours=hours, gpus=gpus, most=ranks_per_node)
+    return RankCount(found, request, memory, prediction)
 
 
-def _summary(found: Plan, name: str) -> Table:
-    made = Table(box=ASCII2, show_header=False, title=name, title_justify="left")
-    made.add_column(no_wrap=True)
-    made.add_column()
-    for title, text in _lines(found):
-        made.add_row(title, text)
-    return made
+def _warnings(found: Plan, folder: Path) -> Iterable[str]:
+    """What hardly is meant to be so."""
+    ranks = len(found.shares)
+    if found.cohort < ranks:
+        yield (
+            f"a round has {found.cohort:.4g} client{'s' * (found.cohort != 1)} on average: at "
+            f"least {ranks - found.cohort:.4g} of {ranks} ranks train none"
+        )
+    needed, free = found.disk_budget.total, _free_disk(folder)
+    if needed > free:
+        yield f"WARNING: {folder} needs {decimal(needed)} of disk; {decimal(free)} are free"
 
 
-def _lines(found: Plan) -> Iterable[tuple[str, str]]:
-    yield "model", f"{found.parameters} parameters, {decimal(found.vector)}"
+def _on_slurm(count: RankCount, measured: Measurement | None, device: str) -> Iterable[str]:
+    """What the command for Slurm supposes."""
+    if measured is None:
+        gpus = ", and for no GPU: device=cuda asks for one" * (device == "auto")
+        yield f"the command asks for {LONGEST_H} hours, as nothing was measured{gpus}"
+    if count.request.starts > 1:
+        yield f"it is requeued: about {count.request.starts} starts of that length in all"
+
+
+def _tables(count: RankCount, measured: Measurement | None, folder: Path) -> str:
+    """What the job needs, and what that follows from."""
+    found = count.plan
+    made = []
+    for rows in (_needs(count, measured, folder), _details(found)):
+        table = Table(box=ASCII2, show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for title, text in rows:
+            table.add_row(title, text)
+        made.append(table)
+    return render_tables(*made, _ranks(found), width=WIDTH)
+
+
+def _needs(
+    count: RankCount, measured: Measurement | None, folder: Path
+) -> Iterable[tuple[str, str]]:
+    found = count.plan
     yield (
-        "clients",
-        (
-            f"{'at most ' * bool(found.candidates)}{found.seen} of {found.population} take part; "
-            f"{found.rounds} rounds "
-            f"of {found.cohort:.4g}"
-        ),
+        "rounds",
+        f"{found.rounds} of {found.cohort:.4g} clients; {'at most ' * bool(found.candidates)}"
+        f"{found.seen} of {found.population} take part",
     )
+    if count.prediction is None or measured is None:
+        yield "time", "not measured; --measure runs a few rounds, where the job is to run"
+    else:
+        yield from _time(count.prediction, measured)
+    yield "memory", count.memory.text
+    disk = found.disk_budget
+    yield (
+        "disk",
+        f"{decimal(disk.total)} in {folder}, where {decimal(_free_disk(folder))} are free: client "
+        f"states {decimal(disk.stores)}, {disk.checkpoints} checkpoints of "
+        f"{decimal(disk.checkpoint)} at a time",
+    )
+    visit, in_all = found.traffic, found.in_all
+    yield "traffic", f"{decimal(in_all.down)} down, {decimal(in_all.up)} up in all"
+    yield "", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"
+    down, up = (f"{size / found.vector:.3g}" for size in visit)
+    yield "", f"{found.overhead:.3g}x FedAvg: {down} + {up} vectors"
+
+
+def _time(found: Prediction, measured: Measurement) -> Iterable[tuple[str, str]]:
+    hours = found.hours
+    all_ = f"{hours:.4g} hours" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"
+    yield (
+        "time",
+        f"{all_} in all: {found.round:.4g} s a round, {found.evaluate:.3g} s an evaluation",
+    )
+    yield (
+        "",
+        f"a round: {found.train:.4g} s training on the busiest rank ({found.busiest:.3g}x the mean "
+        f"of the ranks), {found.mean:.3g} s the mean of the uploads, {found.rest:.3g} s else",
+    )
+    yield "", f"{measured}"
+
+
+def _details(found: Plan) -> Iterable[tuple[str, str]]:
+    yield "model", f"{found.parameters} parameters, {decimal(found.vector)}"
     if found.asked:
         asked = found.asked / found.rounds
         yield (
@@ -302,22 +283,11 @@ def _lines(found: Plan) -> Iterable[tuple[str, str]]:
             f"{found.tuning_steps} steps of each of {found.tested} clients, "
             f"{found.evaluations} times",
         )
-    visit, in_all = found.traffic, found.in_all
-    yield "traffic", f"{decimal(visit.down)} down, {decimal(visit.up)} up per client and round"
-    yield "", f"{decimal(in_all.down)} down, {decimal(in_all.up)} up in all"
-    down, up = (f"{size / found.vector:.3g}" for size in visit)
-    yield "overhead", f"{found.overhead:.3g}x FedAvg: {down} + {up} vectors"
     once = f", and {decimal(found.shared)} for all of a rank and round" if found.shared else ""
     if found.accountant is not None:
         yield "privacy", _privacy(found.accountant, found.rounds)
     yield "states", f"{decimal(found.own)} per client{once}"
     yield "server", f"{decimal(found.server)}, on every rank"
-    yield "stores", f"{decimal(found.disk_budget.stores)} on {len(found.shares)} rank(s)"
-    yield (
-        "checkpoints",
-        f"{decimal(found.disk_budget.checkpoint)} each, "
-        f"{found.disk_budget.checkpoints} at most at a time",
-    )
 
 
 def _privacy(found: Accountant, rounds: int) -> str:
@@ -327,55 +297,29 @@ def _privacy(found: Accountant, rounds: int) -> str:
     return f"epsilon {found.epsilon(rounds):.4g} for delta {found.delta:.3g}: {found.bound}"
 
 
-def _noise(found: Plan, name: str, epsilon: float) -> str:
+def _noise(found: Plan, title: str, epsilon: float) -> str:
     """The noise with which all rounds keep an epsilon."""
     if found.accountant is None:
-        raise JobError(f"--epsilon: {name} promises no privacy; use algorithm.name: dpfedavg")
+        raise JobError(f"--epsilon: {title} promises no privacy; use algorithm.name: dpfedavg")
     noise = found.accountant.noise_for(epsilon, found.rounds)
     return f"epsilon {epsilon:g} after {found.rounds} rounds: algorithm.noise={noise:.6g}"
 
 
 def _ranks(found: Plan) -> Table:
     made = Table(box=ASCII2)
-    for title in ("rank", "clients", "examples", "taking part", "in a round", "store", "memory"):
+    for title in ("rank", "clients", "examples", "taking part", "in a round", "store"):
         made.add_column(title, justify="right", no_wrap=True)
-    rows = [
-        (s.clients, s.examples, s.seen, s.members, s.store, s.memory.total) for s in found.shares
-    ]
+    rows = [(s.clients, s.examples, s.seen, s.members, s.store) for s in found.shares]
     named = [(f"{rank}", row) for rank, row in enumerate(rows)]
     if len(rows) > FEW:
         columns = list(zip(*rows, strict=True))
         named = [("least", tuple(map(min, columns))), ("most", tuple(map(max, columns)))]
-    for name, (*counts, store, memory) in named:
-        made.add_row(name, *map(str, counts), decimal(store), decimal(memory))
+    for name, (*counts, store) in named:
+        made.add_row(name, *map(str, counts), decimal(store))
     return made
 
 
-def _memory(found: Plan) -> Table:
-    """The parts of the memory of the rank that needs most."""
-    rank, share = max(enumerate(found.shares), key=lambda pair: pair[1].memory.total)
-    made = Table(f"memory of rank {rank}, without a GPU", box=ASCII2)
-    made.add_column("at most", justify="right", no_wrap=True)
-    *training, (_, loading), (_, shared) = share.memory._asdict().items()
-    for name, size in training:
-        made.add_row(name, _known(size))
-        if name == "data" and shared and len(found.shares) > 1:
-            made.add_row("  of it once for all ranks of a host", decimal(shared))
-    made.add_section()
-    made.add_row("while training: the sum", decimal(share.memory.training))
-    made.add_row("while loading", _known(loading))
-    made.add_section()
-    made.add_row("at a time: the larger of both", decimal(share.memory.total))
-    return made
-
-
-def _known(size: int | None) -> str:
-    return "unknown here" if size is None else decimal(size)
-
-
-def _disk_line(found: Plan, folder: Path) -> str:
-    """The disk space that the run needs, and that is free; a warning if it is too little."""
+def _free_disk(folder: Path) -> int:
+    """Bytes that are free where the run directory will be."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free = disk_usage(there).free
-    line = f"{folder} needs {decimal(found.disk_budget.total)} of disk; {decimal(free)} are free"
-    return line if found.disk_budget.total <= free else f"WARNING: {line}"
+    return disk_usage(there).free

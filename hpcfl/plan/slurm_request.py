@@ -6,12 +6,10 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from hpcfl.plan.resources import Plan
+from hpcfl.plan.host_memory import HostMemory
 from hpcfl.setup.components import Components
 
 GPUS_PER_NODE, CORES_PER_NODE = 4, 32  # where the user does not say how many ranks a node has
-ROOM = 1.25  # of memory, over the plan's
-GPU_BYTES = 3e9  # of host memory that a rank on a GPU takes besides: CUDA's libraries and context
 SLACK = 1.5  # of time, over the prediction
 START_H = 1 / 6  # hours for the start
 STAGED = ("inaturalist", "landmarks", "stackoverflow")
@@ -58,25 +56,30 @@ def _script(words: Sequence[str]) -> list[str]:
 
 
 def slurm_request(
-    components: Components, plan: Plan, *, hours: float | None, gpus: bool, most: int | None
+    components: Components,
+    ranks: int,
+    memory: HostMemory,
+    *,
+    hours: float | None,
+    gpus: bool,
+    most: int | None,
 ) -> SlurmRequest:
     """What the planned job asks for.
 
     Args:
         components: of the job.
-        plan: on its ranks.
+        ranks: how many.
+        memory: of a rank.
         hours: that it will take; None: not known, and as many are asked for as are at most.
         gpus: whether each rank has a GPU.
         most: ranks of a node, at most; 4 on GPUs and as many as 32 cores hold when None.
     """
-    ranks, job = len(plan.shares), components.job
-    workers = getattr(job.data, "workers", 0) if not components.dataset.mapped else 0
-    cores = job.threads + workers + gpus  # a thread starts the GPU's work
+    job = components.job
+    decoding = not components.dataset.mapped and getattr(job.data, "workers", None)
+    cores = job.threads + (decoding or 0) + gpus  # a thread starts the GPU's work
     most = most or (GPUS_PER_NODE if gpus else max(1, CORES_PER_NODE // cores))
     # Every node gets as many ranks as the others.
     per_node = max(k for k in range(1, min(ranks, most) + 1) if ranks % k == 0)
-    on_host = max(share.memory.of_host(per_node) for share in plan.shares)
-    node_bytes = on_host + per_node * gpus * GPU_BYTES
     asked = LONGEST_H if hours is None else hours * SLACK + START_H
     step = 10 if asked < 2 else 60  # minutes
     minutes = step * ceil(60 * min(asked, LONGEST_H) / step)
@@ -85,7 +88,7 @@ def slurm_request(
         ranks_per_node=per_node,
         gpus=gpus,
         cores=cores,
-        gigabytes=ceil(ROOM * node_bytes / 1e9),
+        gigabytes=ceil(memory.to_ask(per_node) / 1e9),
         minutes=minutes,
         starts=ceil(asked * 60 / minutes),
     )

@@ -1,9 +1,9 @@
 """Start a run, fresh or from a checkpoint, and run its rounds to the end.
 
 The command line and ``hpcfl.run`` call ``start`` and ``resume``, which make a ``StartRequest``.
-``_run`` serves it in six steps, each of them collective and the same on every rank:
+It is served in six steps, each of them collective and the same on every rank:
 
-    _connect       join the ranks
+    join_ranks     connect the ranks that the launcher started
     _agree         the same job on every rank, the place of each, and whether to resume
     _fetch_files   files of the run directory, the data and the model
     _build         data, clients, model and dry round (hpcfl.setup), tried (hpcfl.checks)
@@ -24,6 +24,7 @@ from torch import nn
 
 from hpcfl.checkpoint import buffers, initial
 from hpcfl.checks.disk import check_clients, check_disk_space, disk_budget, simulate_schedule
+from hpcfl.checks.memory import check_memory
 from hpcfl.checks.preflight import check_components
 from hpcfl.checks.ranks import check_ranks
 from hpcfl.comm.connect import connect
@@ -187,10 +188,35 @@ def resume(
 
 @settings_restored()
 def _run(request: StartRequest) -> Result:
-    """Collective: serve a request, from connecting the ranks to the last round."""
-    comm = _connect(request.loaded.job, request.folder)
+    """Collective: serve a request on the ranks that the launcher started."""
+    comm = join_ranks(request.loaded.job, request.folder.root)
+    with group(comm):
+        return serve(request, comm)
+
+
+def join_ranks(job: Job, root: Path) -> WatchedComm:
+    """Collective: step 1, join the ranks that the launcher started.
+
+    Args:
+        job: of the run.
+        root: the run directory, which need not be there.
+
+    Raises:
+        JobError, DiskError, RankError: see ``hpcfl.comm.connect.connect``.
+    """
+    config, exact = job.comm, job.reduction == "exact"
+    joined = connect(config.backend, device_type(job), config.timeout_s, root, exact=exact)
+    return WatchedComm(joined, config.timeout_s)
+
+
+def serve(request: StartRequest, comm: WatchedComm) -> Result:
+    """Collective: serve a request on these ranks, to the last round.
+
+    Raises:
+        JobError: nothing was trained.
+        DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
+    """
     with (
-        group(comm),
         # After MPI's start, which installs a handler of SIGUSR1.
         Signals(latch_interrupt=False) as signals,
         request.folder as folder,
@@ -205,13 +231,6 @@ def _run(request: StartRequest) -> Result:
             x = run_rounds(session, point, signals)
             done = session.ended.round if session.ended else components.job.rounds
     return Result(folder.root.absolute(), done, x)
-
-
-def _connect(job: Job, folder: RunDir) -> WatchedComm:
-    """Collective: step 1, join the ranks that the launcher started."""
-    config, exact = job.comm, job.reduction == "exact"
-    joined = connect(config.backend, device_type(job), config.timeout_s, folder.root, exact=exact)
-    return WatchedComm(joined, config.timeout_s)
 
 
 def _agree(request: StartRequest, comm: WatchedComm) -> tuple[StartRequest, Ranks]:
@@ -317,7 +336,8 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
         continued: see ``RunDir.claim``.
 
     Raises:
-        JobError: the directory cannot be written, or holds a run; or the ranks' models differ.
+        JobError: the directory cannot be written, or holds a run; the ranks' models differ; or
+            memory or disk are too small.
         DiskError: the disk is full or fails.
     """
     components, folder, checkpointer = session.components, session.folder, session.checkpointer
@@ -326,6 +346,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
         if session.comm.rank == 0:
             usage = simulate_schedule(components, session.comm.size)
             check_clients(components, usage)
+            check_memory(components, usage)
             folder.claim(components.loaded.tree, continued=continued)
             checkpointer.run_files = {
                 INITIAL: initial.write(folder.initial, components.x0),

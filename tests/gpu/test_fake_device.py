@@ -40,7 +40,6 @@ from hpcfl.local import lanes as lanes_module
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
-from hpcfl.plan.timed_rounds import build_timed_run
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log_keys import measured
 from hpcfl.setup.components import build_components
@@ -49,6 +48,7 @@ from tests.algorithms.play import model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import LONG, long_form
+from timed_rounds import build_timed_run
 
 EXECUTORS = ["sequential", "block", "lanes"]
 # Blocks compute convolutions by other kernels on a GPU, and both pad batches.

@@ -9,10 +9,11 @@ import torch
 
 from hpcfl.job.schema import load
 from hpcfl.plan import rank_counts
-from hpcfl.plan.memory import Activations, Process
+from hpcfl.plan.host_memory import computed_memory
 from hpcfl.plan.rank_counts import RankCount
 from hpcfl.plan.resources import plan
 from hpcfl.plan.slurm_request import slurm_request
+from hpcfl.plan.time import Prediction
 from hpcfl.setup.components import build_components
 from tests.parallel.harness import find_mpirun
 
@@ -28,9 +29,11 @@ def counts():
     def make(hours, *, gpus=True):
         made = []
         for ranks, known in hours.items():
-            found = plan(parts, ranks, process=Process(0, 0), activations=Activations(0, 0))
-            request = slurm_request(parts, found, hours=known, gpus=gpus, most=None)
-            made.append(RankCount(found, request, known))
+            found = plan(parts, ranks)
+            memory = computed_memory(found, gpus=gpus)
+            request = slurm_request(parts, ranks, memory, hours=known, gpus=gpus, most=None)
+            time = None if known is None else Prediction(0, 0, 0, 0, 1, known)
+            made.append(RankCount(found, request, memory, time))
         return made
 
     return make
@@ -74,7 +77,7 @@ def test_the_command(job, hpcfl, refused):
     rows = [line.split() for line in done.out if line.startswith("| ")]
     assert [row[1] for row in rows if row[1].isdigit()] == ["1", "2", "4"]
     assert done.out[-1].startswith("sbatch -N 1 --ntasks-per-node=1 ")
-    assert "hours: not measured; add --measure" in done.text
+    assert "24 hours, as nothing was measured" in done.text
     assert "5 ranks for 4 clients" in refused("plan", job, "--ranks", "5,6")
     with pytest.raises(SystemExit):
         hpcfl("plan", job, "--ranks", "1,,2")
@@ -98,7 +101,7 @@ def test_too_many_ranks_are_told_beside_the_others(job, hpcfl, ranks):
     rows = [line.split()[1::2] for line in done.out if line.startswith("| ")]
     assert [row[0] for row in rows if row[0].isdigit()] == ["1", "2", "5"]
     assert rows[-1] == ["5", *["-"] * 7]
-    assert "5 ranks: more than the 4 clients, a rank would own none" in done.out
+    assert "5 ranks: more than the 4 clients" in done.out
     assert done.out[-1].startswith("sbatch -N 1 --ntasks-per-node=1 ")
 
 
@@ -109,7 +112,7 @@ def test_it_measures_once(job):
         [*command, "--ranks", "1,2,4", "--measure"],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    assert done.stdout.count("measured with 2 rank(s) at once") == 1
+    assert done.stdout.count("measured on 2 ranks, ") == 1
     assert done.stdout.count("best: ") == 1
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("| ")]
     assert all(float(cell) for row in rows if row[1].isdigit() for cell in (row[-2], row[-4]))

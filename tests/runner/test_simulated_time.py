@@ -10,7 +10,6 @@ from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.cohort.sampling import Bernoulli, Uniform
 from hpcfl.evaluation.privacy import accountant
 from hpcfl.job.schema import load
-from hpcfl.plan.time import work
 from hpcfl.setup.components import build_components
 from tests.parallel.outcome import log, model, outcome
 
@@ -223,12 +222,10 @@ def test_private_cohorts_are_not_amplified_by_devices():
 
 def test_balance_counts_the_shortened_work(job):
     found = parts(job, *MANY, "balance=steal", "algorithm={name: mofedsam}")
-    asked = work(found)
     for t in range(12):
-        members, steps, _ = found.participation(t)
+        members, steps, _ = participation = found.participation(t)
         expected = [steps.get(i, 4) for i in members.tolist()]
-        assert asked.in_round(t)[2].tolist() == expected
-        assert asked.in_round(t)[1].tolist() == [2 * count for count in expected]
+        assert found.work_in(participation).tolist() == expected
 
 
 @pytest.mark.parametrize(

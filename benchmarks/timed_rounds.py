@@ -1,7 +1,4 @@
-"""Build a job's run without evaluation and checkpoints, and time its rounds, a few at a time.
-
-``hpcfl plan --measure`` and the scripts in benchmarks/ do so, on one rank or on each of a group.
-"""
+"""Build a job's run without evaluation and checkpoints, and time its rounds, a few at a time."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -10,12 +7,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import torch
-
 from hpcfl.cohort.assignment import assign_owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
-from hpcfl.data.base import Dataset
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState, Run
 from hpcfl.job.schema import LoadedJob
@@ -99,13 +93,7 @@ class TimedRun(NamedTuple):
 
 
 def build_timed_run(
-    loaded: LoadedJob,
-    folder: Path,
-    stack: ExitStack,
-    comm: Comm | None = None,
-    *,
-    device: torch.device | None = None,
-    dataset: Dataset | None = None,
+    loaded: LoadedJob, folder: Path, stack: ExitStack, comm: Comm | None = None
 ) -> TimedRun:
     """Load a job for rounds on this rank alone, or on one of a group.
 
@@ -114,13 +102,9 @@ def build_timed_run(
         folder: an empty folder, for the log and the client states.
         stack: closes the log and the store.
         comm: the group; none is needed for one rank.
-        device: this rank's; None: the one that a run on the group would take.
-        dataset: instead of what the job would load; then its initial weights need not be there.
     """
     comm = comm or Solo()
-    device = device or device_of(loaded.job, gpu_rank(loaded.job, comm))
-    resumed = dataset is not None
-    components = build_components(loaded, device, resumed=resumed, dataset=dataset)
+    components = build_components(loaded, device_of(loaded.job, gpu_rank(loaded.job, comm)))
     owner = assign_owners([len(own) for own in components.rows], comm.size)
     hooks = LogOnly(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
