@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.engine import diagnostics, timing
+from hpcfl.engine import diagnostics
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.local.sequential import Sequential
+from hpcfl.runs import log_keys
 from tests.algorithms.by_hand.quadratic import TWO
 from tests.algorithms.play import kept, parts, play, softmax_problem, states, tree
 
@@ -147,7 +148,7 @@ def test_to_measure_changes_nothing_else(tmp_path, algorithm):
         a is b is None or all(map(torch.equal, a, b)) for a, b in zip(one, other, strict=True)
     )
     for a, b in zip(off.log, on.log, strict=True):
-        assert all(b[key] == a[key] for key in a if not timing.measured(key))
+        assert all(b[key] == a[key] for key in a if not log_keys.measured(key))
 
 
 def test_nothing_is_done_unless_asked_for(tmp_path, monkeypatch):
