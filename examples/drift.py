@@ -201,7 +201,7 @@ def main() -> int:
             jobs = {point.name: point.loaded for point in sweep.points}
         else:
             loaded = load(options.job, options.overrides)
-            jobs = {loaded.tree["algorithm"]["name"]: loaded}
+            jobs = {loaded.names["algorithm"]: loaded}
         panels = [play(title, loaded) for title, loaded in jobs.items()]
     except HpcflError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)

@@ -36,7 +36,7 @@ def check_algorithm_without_data(loaded: LoadedJob) -> None:
         JobError: a hook of a class of the user's raises, or breaks a rule of
             ``hpcfl/algorithms/base.py``.
     """
-    name = f"algorithm.name: {loaded.tree['algorithm']['name']}"
+    name = f"algorithm.name: {loaded.names['algorithm']}"
     algorithm = loaded.job.algorithm
     with (
         as_job_error(name, "its dry round failed", "", algorithm, advice=hook_advice),
@@ -58,7 +58,7 @@ def check_features(components: Components) -> tuple[str, ...]:
     layout = algorithm.layout
     if not algorithm.needs_features:
         return ()
-    name = f"algorithm.name: {components.loaded.tree['algorithm']['name']}"
+    name = f"algorithm.name: {components.loaded.names['algorithm']}"
     if not layout.last_dense:
         raise JobError(
             f"{name} uses features, the input of a last dense layer, and this model has none"

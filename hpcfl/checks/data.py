@@ -136,7 +136,7 @@ def class_notes(components: Components) -> tuple[str, ...]:
     if own or not of_classes or bool((labels != labels[0]).any()):
         return ()
     return (
-        f"warning: data.kind: {components.loaded.tree['data']['kind']}: all {len(labels)} training "
+        f"warning: data.kind: {components.loaded.names['data']}: all {len(labels)} training "
         f"labels are of class {int(labels[0])}: there is nothing to tell apart; look at the labels",
     )
 

@@ -71,14 +71,14 @@ def check_server_memory(components: Components) -> None:
     """
     if components.device.type != "cpu":
         return
-    kept, name = _server(components), components.loaded.tree["algorithm"]["name"]
+    kept, name = _server(components), components.loaded.names["algorithm"]
     what = f"the server of {name} ({len(kept)} vectors)"
     refuse_large_job(_server_key(components), what, nbytes(kept))
 
 
 def _server_key(components: Components) -> str:
     """The key of the job that makes the server large."""
-    return "algorithm.tau" if "tau" in components.loaded.tree["algorithm"] else "algorithm.name"
+    return "algorithm.tau" if hasattr(components.job.algorithm, "tau") else "algorithm.name"
 
 
 def _server(components: Components) -> list[Tensor]:

@@ -43,7 +43,7 @@ def check_scores(components: Components) -> tuple[str, ...]:
             )
     if evaluate.local_models and components.schema.local_model_field is None:
         raise JobError(
-            f"evaluate.local_models: {components.loaded.tree['algorithm']['name']} keeps no local "
+            f"evaluate.local_models: {components.loaded.names['algorithm']} keeps no local "
             "models, as fedhbm does; remove the key"
         )
     if evaluate.scores_clients and not components.tested_clients:

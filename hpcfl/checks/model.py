@@ -33,7 +33,7 @@ def check_normalization(components: Components) -> None:
         JobError: it does not; or a layer keeps others than those of batch normalisation.
     """
     job, layers = components.job, dict(components.model.named_modules())
-    asked, method = job.model.statistics, components.loaded.tree["algorithm"]["name"]
+    asked, method = job.model.statistics, components.loaded.names["algorithm"]
     if asked and not any(map(keeps_statistics, layers.values())):
         raise JobError(
             f"model.statistics: found {asked}, but the model has no running statistics; remove it"
@@ -44,7 +44,7 @@ def check_normalization(components: Components) -> None:
         if not keeps_statistics(layer) or not layer.training:
             continue
         found, kind = f"its layer {name!r}", type(layer).__name__
-        at = f"model.name: {components.loaded.tree['model']['name']}: {found}"
+        at = f"model.name: {components.loaded.names['model']}: {found}"
         if name not in carried:
             raise JobError(
                 f"{at} ({kind}) keeps running statistics, expected those of BatchNorm1d, 2d or 3d "

@@ -44,7 +44,7 @@ def padding_notes(components: Components) -> tuple[str, ...]:
     apart = max(map(_difference, tree_leaves(together[1].upload), tree_leaves(alone.upload)))
     if not apart > _TOLERANCE[job.precision]:  # nan, where full gradients of 0 are divided by
         return ()
-    name = components.loaded.tree["algorithm"]["name"]
+    name = components.loaded.names["algorithm"]
     return (
         f"algorithm.name: {name}: an upload changes by {apart:.2g} of its norm where its batch of "
         f"{kept} is filled up in a block; if its hooks sum over the batch, multiply "

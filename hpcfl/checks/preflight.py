@@ -101,7 +101,7 @@ def check_classes(components: Components, *, resumed: bool) -> tuple[str, ...]:
         components.clients.pop_elapsed_s()  # round 1 must not count these batches
     if changed:
         raise JobError(
-            f"model.name: {components.loaded.tree['model']['name']}: its forward pass changes the "
+            f"model.name: {components.loaded.names['model']}: its forward pass changes the "
             f"buffer {changed[0]!r}, so that a client's result depends on who was trained before "
             "it; expected buffers that stay as they are: make what changes a local variable"
         )

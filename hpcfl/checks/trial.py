@@ -54,8 +54,7 @@ class Trial:
     @property
     def kind(self) -> str:
         """The job's kind of data."""
-        kind: str = self.components.loaded.tree["data"]["kind"]
-        return kind
+        return self.components.loaded.names["data"]
 
     @property
     def in_transform(self) -> str:

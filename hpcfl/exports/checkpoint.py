@@ -304,7 +304,7 @@ def _personal_model(
     made = personal_point(algorithm, x, state)
     if made is None:
         raise JobError(
-            f"client: found {client}, but {loaded.tree['algorithm']['name']} makes no models of "
+            f"client: found {client}, but {loaded.names['algorithm']} makes no models of "
             "the clients' own, as fedper and ditto do; leave it out"
         )
     return made

@@ -6,7 +6,7 @@ Nothing is loaded or trained: what is checked needs neither data nor a device.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict as as_tree
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from json import dumps
 from pathlib import Path, PurePath
 from sys import maxsize
@@ -201,10 +201,11 @@ _REST = make_dataclass(
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """A checked job, and the tree it is written as."""
+    """A checked job."""
 
     job: Job
-    tree: Tree
+    names: Mapping[str, str]
+    """Of its data, model and algorithm, by section: built in, or dotted paths."""
     name: str
     """Of the run, by the job's file and the overrides: ``hpcfl.job_file.run_name``."""
     notes: tuple[str, ...] = ()
@@ -213,7 +214,15 @@ class LoadedJob:
     def changed(self, section: str, **values: Any) -> "LoadedJob":
         """This job with other values of a section, which are not checked."""
         job = replace(self.job, **{section: replace(getattr(self.job, section), **values)})
-        return replace(self, job=job, tree={**self.tree, section: self.tree[section] | values})
+        return replace(self, job=job)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The job as a job.yaml has it, with every key."""
+        tree: Tree = plain(as_tree(self.job))
+        for section, kind in REGISTRIES.items():
+            tree[section] = {kind.key: self.names[section], **tree[section]}
+        return tree
 
 
 JobSource = str | Path | Mapping[str, Any]
@@ -314,10 +323,8 @@ def validate_keys(file: JobFile, name: str) -> LoadedJob:
         own = {key: value for key, value in raw.items() if key != kind.key}
         sections[section] = _build(cls, own, file, (section,))
     job = Job(**sections, **vars(_build(_REST, rest, file, ())))
-    tree: Tree = plain(as_tree(job))
-    for section, kind in REGISTRIES.items():
-        tree[section] = {kind.key: file.tree[section][kind.key], **tree[section]}
-    return LoadedJob(job, tree, name)
+    names = {section: file.tree[section][kind.key] for section, kind in REGISTRIES.items()}
+    return LoadedJob(job, names, name)
 
 
 # The largest values of keys; with larger ones a run would never end, or need all memory.
@@ -507,13 +514,6 @@ def data_section(kind: str, root: str, keys: Sequence[str]) -> DataConfig:
     return config
 
 
-def with_resolved_algorithm(loaded: LoadedJob, algorithm: Algorithm) -> LoadedJob:
-    """The job with this algorithm, whose defaults are resolved."""
-    tree = {**loaded.tree, "algorithm": {"name": loaded.tree["algorithm"]["name"]}}
-    tree["algorithm"] |= plain(as_tree(algorithm))
-    return replace(loaded, job=replace(loaded.job, algorithm=algorithm), tree=tree)
-
-
 def resolve_algorithm(
     loaded: LoadedJob,
     population: int | None,
@@ -541,7 +541,7 @@ def resolve_algorithm(
     if population is None:
         return loaded
     check_full_blocks(job, population)
-    name = loaded.tree["algorithm"]["name"]
+    name = loaded.names["algorithm"]
     hook = type(job.algorithm).resolve
     with as_job_error(f"algorithm.name: {name}", "cannot resolve its defaults", defined(hook)):
         facts = facts_of(job, population, classes, layout, statistics)
@@ -549,7 +549,7 @@ def resolve_algorithm(
             algorithm = job.algorithm.resolve(facts).with_facts(facts)
         except ValueError as e:
             raise JobError(f"algorithm.name: {name} {e}") from e
-    return with_resolved_algorithm(loaded, algorithm)
+    return replace(loaded, job=replace(job, algorithm=algorithm))
 
 
 def carried_statistics(job: Job) -> Literal["mean", "local"] | None:

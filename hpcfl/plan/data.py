@@ -121,7 +121,7 @@ def planned_job(
         in_memory=in_memory,
     )
     spread = f"; sizes of clients are drawn, lognormal with sigma {SPREAD:g}" * bool(sizes.clients)
-    note = f"data {loaded.tree['data']['kind']}, as {OPTION} says: {sizes}{spread}"
+    note = f"data {loaded.names['data']}, as {OPTION} says: {sizes}{spread}"
     return replace(loaded, job=replace(loaded.job, data=drawn)), (*notes, note)
 
 
@@ -139,10 +139,8 @@ def _without_missing_split(loaded: LoadedJob) -> tuple[LoadedJob, tuple[str, ...
         f"data.partition.path: {data.partition.path} is not there: planned with {data.clients} "
         "equal clients"
     )
-    # Also in the tree, from which a run that measures takes the files to read.
-    tree = {**loaded.tree, "data": {**loaded.tree["data"], "partition": {"kind": "iid"}}}
     job = replace(loaded.job, data=replace(data, partition=Iid()))
-    return replace(loaded, job=job, tree=tree), (note,)
+    return replace(loaded, job=job), (note,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ def make_plan(
     ]
     best = rank_counts.best(counts)
     command = best.request.command(words or ["JOB.yaml"], out)
-    title = f"{loaded.name}: {short_name(loaded.tree['algorithm']['name'])}"
+    title = f"{loaded.name}: {short_name(loaded.names['algorithm'])}"
     lines = [
         title,
         render_tables(rank_counts.table(counts, too_many), width=WIDTH)
@@ -133,7 +133,7 @@ def _components(loaded: LoadedJob, sizes: Sizes | None) -> Components:
             raise
         why = str(error).partition(";")[0]
         raise JobError(
-            f"data.kind: {loaded.tree['data']['kind']}: cannot be loaded ({why}); put it there, or "
+            f"data.kind: {loaded.names['data']}: cannot be loaded ({why}); put it there, or "
             f"say its sizes, some of which docs/data has: {OPTION} {EXAMPLE}"
         ) from error
     parts = build_components(loaded, torch.device("cpu"), resumed=True, dataset=dataset)

@@ -277,7 +277,7 @@ def _require_branch(components: Components, parent: Algorithm, source: RunDir, r
             for field in fields(algorithm)
             if (value := getattr(algorithm, field.name)) != getattr(parent, field.name)
         )
-        name = components.loaded.tree["algorithm"]["name"]
+        name = components.loaded.names["algorithm"]
         raise JobError(
             f"algorithm: {name} cannot branch with {changes}: {why}; start a new run with them"
         )

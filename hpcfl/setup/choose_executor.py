@@ -120,8 +120,7 @@ def with_executor(
     """The components with this executor in their job."""
     loaded = components.loaded
     job = replace(loaded.job, executor=executor, block_size=block_size)
-    tree = {**loaded.tree, "executor": executor, "block_size": block_size}
-    return components.changed(loaded=replace(loaded, job=job, tree=tree))
+    return components.changed(loaded=replace(loaded, job=job))
 
 
 def check_executor(components: Components) -> None:

@@ -465,7 +465,7 @@ class Components:
 
     def block_error(self, error: Exception) -> JobError:
         """The error to raise where the model cannot be trained for many clients at once."""
-        names = (self.loaded.tree[section]["name"] for section in ("algorithm", "model"))
+        names = (self.loaded.names[section] for section in ("algorithm", "model"))
         return JobError(
             f"executor: {self.job.executor} cannot train {' with '.join(names)} for many clients "
             f"at once ({one_line(str(error))}); say executor=sequential"
@@ -564,7 +564,7 @@ def build_components(
     if dataset is None:
         dataset = load_data(loaded)
     with as_job_error(
-        f"data.kind: {loaded.tree['data']['kind']}",
+        f"data.kind: {loaded.names['data']}",
         "its examples cannot be dealt to clients",
         defined(type(job.data).load),
     ):
@@ -578,7 +578,7 @@ def build_components(
     layout, moved = layout_of(model), bool(statistics_of(model))
     carried = carried_statistics(job) if moved else None
     loaded = resolve_algorithm(loaded, len(split.rows), dataset.classes, layout, carried)
-    algorithm, name = loaded.job.algorithm, loaded.tree["algorithm"]["name"]
+    algorithm, name = loaded.job.algorithm, loaded.names["algorithm"]
     model, x0 = model.to(device), x0.to(device)
     statistics = RunningStatistics(model) if moved else None
     carrying = with_statistics(

@@ -29,7 +29,7 @@ def fetch_model(loaded: LoadedJob) -> None:
     Raises:
         JobError: they cannot be had.
     """
-    where, model = f"model.name: {loaded.tree['model']['name']}", loaded.job.model
+    where, model = f"model.name: {loaded.names['model']}", loaded.job.model
     with as_job_error(where, "cannot fetch its weights", defined(type(model).fetch)):
         model.fetch()
 
@@ -42,7 +42,7 @@ def draw_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> tuple[Vector, 
     Raises:
         JobError: it is not finite, does not fit into memory, or see ``build_model``.
     """
-    model, where = build_model(loaded, dataset, seed), f"model.name: {loaded.tree['model']['name']}"
+    model, where = build_model(loaded, dataset, seed), f"model.name: {loaded.names['model']}"
     with as_job_error(where, _COPIED, ""):
         for name, parameter in model.named_parameters():
             if not parameter.isfinite().all():
@@ -66,7 +66,7 @@ def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
         JobError: it cannot be built for the data, or is not what a model is.
     """
     job = loaded.job
-    kind, name = (f"{s}.{k}: {loaded.tree[s][k]}" for s, k in (("data", "kind"), ("model", "name")))
+    kind, name = f"data.kind: {loaded.names['data']}", f"model.name: {loaded.names['model']}"
     does, load = "its transform failed on one example", defined(type(job.data).load)
     says = "; a transform is called with stored rows, a dtype, and draws or None"
     with as_job_error(kind, does, load, advice=says):
@@ -137,6 +137,6 @@ def initial_model(
     file = job.model.init_file
     if file is None or resumed:
         return x0, model, ()
-    with as_job_error(f"model.name: {loaded.tree['model']['name']}", _COPIED, ""):
+    with as_job_error(f"model.name: {loaded.names['model']}", _COPIED, ""):
         skipped = load_initial(model, file, job.model.init_layers)
         return parameters(model), model, skipped

@@ -25,7 +25,7 @@ def fetch_data(loaded: LoadedJob) -> None:
     Raises:
         JobError, DataError: they cannot be had.
     """
-    where, data = f"data.kind: {loaded.tree['data']['kind']}", loaded.job.data
+    where, data = f"data.kind: {loaded.names['data']}", loaded.job.data
     with as_job_error(where, "cannot fetch its files", defined(type(data).fetch)):
         data.fetch()
 
@@ -36,7 +36,7 @@ def load_data(loaded: LoadedJob) -> Dataset:
     Raises:
         JobError, DataError: it cannot be loaded, or it is not what a data set is.
     """
-    job, where = loaded.job, f"data.kind: {loaded.tree['data']['kind']}"
+    job, where = loaded.job, f"data.kind: {loaded.names['data']}"
     load = type(job.data).load
     # A class of the user's may draw from the global generators, which must not differ by rank.
     with as_job_error(where, "cannot load the data", defined(load)), seeded(key(job.seed, "load")):

@@ -134,7 +134,7 @@ def model_function(
     Raises:
         JobError: the model or the data cannot be evaluated.
     """
-    name = f"model.name: {loaded.tree['model']['name']}"
+    name = f"model.name: {loaded.names['model']}"
     does, where = "cannot be evaluated on the first training examples", type(model).forward
     precision, device = loaded.job.precision, x0.device
     # Moved, or layers behind which x0 has zeros would not count.
@@ -191,7 +191,7 @@ def require_on_ranks(own: ModelFunction, loaded: LoadedJob, comm: Comm) -> None:
     first = ModelFunction.model_validate_json(comm.bcast(own.model_dump_json()))
     with raise_collectively(comm):
         if found := own.difference(first, "that of rank 0"):
-            name = f"model.name: {loaded.tree['model']['name']}"
+            name = f"model.name: {loaded.names['model']}"
             raise JobError(f"{name}: that of rank {comm.rank} {found}; {_CURE}")
 
 

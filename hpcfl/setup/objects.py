@@ -112,8 +112,8 @@ class KeptFiles:
             if to_use != name:
                 self.contents[to_use] = self.contents.pop(name)
                 hold_as(name, to_use)
-                tree = renamed(loaded.tree, name, to_use)
-                loaded = replace(loaded, tree=tree, job=renamed(loaded.job, name, to_use))
+                names = renamed(loaded.names, name, to_use)
+                loaded = replace(loaded, names=names, job=renamed(loaded.job, name, to_use))
         return loaded
 
     def write(self, folder: RunDir) -> None:

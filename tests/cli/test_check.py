@@ -146,9 +146,9 @@ def test_check_counts_what_scaffold_sends(job, hpcfl):
 
 def test_check_says_what_is_measured(job, hpcfl):
     assert "diagnostics" not in lines(hpcfl("check", job).text)
-    wanted = "diagnostics={drift: true, cosine: true, every: 5}"
+    wanted = "diagnostics={drift: true, consistency: true, every: 5}"
     said = lines(hpcfl("check", job, wanted).text)
-    assert said["diagnostics"] == "drift, cosine, every 5 rounds"
+    assert said["diagnostics"] == "consistency, drift, every 5 rounds"
 
 
 def test_check_says_what_the_data_decide(job):

@@ -1,7 +1,7 @@
 """The typed job: what is checked, what is written, what it is called."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from hpcfl.cohort.sampling import Cyclic, Uniform
 from hpcfl.data.partition import Dirichlet, Iid
 from hpcfl.data.sources.digits import Digits
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load, with_resolved_algorithm
+from hpcfl.job.schema import load
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.linear import Linear
 from hpcfl.setup.components import build_components
@@ -66,9 +66,8 @@ def test_what_is_written_loads_again(job, tmp_path, algorithm):
         "data.partition={kind: dirichlet, alpha: 0.3}",
     ]
     loaded = load(job, overrides)
-    loaded = with_resolved_algorithm(
-        loaded, loaded.job.algorithm.resolve(facts(0.25, weights="uniform"))
-    )
+    algorithm = loaded.job.algorithm.resolve(facts(0.25, weights="uniform"))
+    loaded = replace(loaded, job=replace(loaded.job, algorithm=algorithm))
     path = tmp_path / "again.yaml"
     path.write_text(yaml.safe_dump(loaded.tree, sort_keys=False))
     again = load(path)

@@ -44,7 +44,7 @@ def components(loaded, sizes=None):
 
 def without_data(loaded):
     """The job's components, where nothing is in the folder of its data."""
-    text = SIZES.get(loaded.tree["data"]["kind"])
+    text = SIZES.get(loaded.names["data"])
     return components(loaded, text and read_sizes(text))
 
 
@@ -58,7 +58,7 @@ def nowhere(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", JOBS, ids=name)
 def test_every_job_is_planned_without_data(path):
     parts, notes = without_data(load(path))
-    kind = parts.loaded.tree["data"]["kind"]
+    kind = parts.loaded.names["data"]
     real = kind in ("digits", "quadratics")
     assert any(line.startswith(f"data {kind}, as --sizes") for line in notes) != real
     assert plan(parts, 1).steps[0] > 0

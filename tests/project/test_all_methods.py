@@ -24,9 +24,7 @@ def points(monkeypatch):
 
 
 def test_every_method_is_compared(points):
-    found = {
-        point.loaded.tree["algorithm"]["name"] for of_sweep in points.values() for point in of_sweep
-    }
+    found = {point.loaded.names["algorithm"] for of_sweep in points.values() for point in of_sweep}
     assert found == set(ALGORITHMS) - {POOLED}
 
 

@@ -172,7 +172,7 @@ def evaluated(model, x=X, precision="float32"):
         lambda rows, dtype, draws: rows if rows.dtype == torch.int64 else rows.to(dtype),
     )  # fmt: skip
     loaded = SimpleNamespace(
-        job=SimpleNamespace(precision=precision, data=None), tree={"model": {"name": "module"}}
+        job=SimpleNamespace(precision=precision, data=None), names={"model": "module"}
     )
     return model_function(loaded, model, parameters(model), data)
 
