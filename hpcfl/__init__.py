@@ -6,6 +6,7 @@ model and data that are Python objects.
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,58 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import nn
 
+    from hpcfl.algorithms.base import Algorithm, Message
+    from hpcfl.algorithms.facts import Client, Cohort, Facts, Forward, Grad, RandomInit
     from hpcfl.cli.check import CheckedJob
+    from hpcfl.data.base import DataConfig, Dataset
     from hpcfl.data.objects import Data
     from hpcfl.engine.callbacks import Callback
     from hpcfl.evaluation.user_metrics import Metric
+    from hpcfl.models.base import ModelConfig
+    from hpcfl.optim import Optimizer
     from hpcfl.plan.show import JobPlan
     from hpcfl.report.layouts import RunsReport
     from hpcfl.runner.start import Result
+    from hpcfl.types import Examples
+
+_CLASSES = {
+    "Algorithm": "hpcfl.algorithms.base",
+    "Callback": "hpcfl.engine.callbacks",
+    "Client": "hpcfl.algorithms.facts",
+    "Cohort": "hpcfl.algorithms.facts",
+    "Data": "hpcfl.data.objects",
+    "DataConfig": "hpcfl.data.base",
+    "Dataset": "hpcfl.data.base",
+    "Examples": "hpcfl.types",
+    "Facts": "hpcfl.algorithms.facts",
+    "Forward": "hpcfl.algorithms.facts",
+    "Grad": "hpcfl.algorithms.facts",
+    "Message": "hpcfl.algorithms.base",
+    "Metric": "hpcfl.evaluation.user_metrics",
+    "ModelConfig": "hpcfl.models.base",
+    "Optimizer": "hpcfl.optim",
+    "RandomInit": "hpcfl.algorithms.facts",
+    "Result": "hpcfl.runner.start",
+}
+"""Where the classes are that a program of the user's names, so that their files may move."""
 
 __all__ = [
+    "Algorithm",
     "Callback",
+    "Client",
+    "Cohort",
     "Data",
+    "DataConfig",
+    "Dataset",
+    "Examples",
+    "Facts",
+    "Forward",
+    "Grad",
+    "Message",
     "Metric",
+    "ModelConfig",
+    "Optimizer",
+    "RandomInit",
     "Result",
     "__version__",
     "check",
@@ -52,24 +93,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the classes of ``__all__`` when they are used."""
-    if name == "Callback":
-        from hpcfl.engine.callbacks import Callback
-
-        return Callback
-    if name == "Data":
-        from hpcfl.data.objects import Data
-
-        return Data
-    if name == "Metric":
-        from hpcfl.evaluation.user_metrics import Metric
-
-        return Metric
-    if name == "Result":
-        from hpcfl.runner.start import Result
-
-        return Result
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import the class when it is used."""
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_CLASSES[name]), name)
 
 
 def run(

@@ -17,8 +17,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import zeros_like
 
-from hpcfl.algorithms.base import Algorithm, Message
-from hpcfl.algorithms.facts import Client, Cohort, RandomInit
+from hpcfl import Algorithm, Client, Cohort, Message, RandomInit
 from hpcfl.types import Share, Vector
 
 
