@@ -243,7 +243,8 @@ def plan_job(
         model: as for ``run``.
         data: as for ``run``.
         ranks: how many will run it; None: those that measure, or 1.
-        measure: run a few rounds on the ranks that are there, for the time and the peak of memory.
+        measure: run a few rounds on the ranks that are there, for the time and the peak of
+            memory; of a job with objects on one rank alone.
         sizes: of data that is not there, such as ``{"clients": 20, "train": 6000, "test": 1000,
             "classes": 5, "shape": (3, 32, 32)}``.
 
@@ -257,7 +258,7 @@ def plan_job(
     from hpcfl.plan.show import make_plan
     from hpcfl.setup.objects import loaded_for_trial
 
-    with loaded_for_trial(job, overrides, model, data) as loaded:
+    with loaded_for_trial(job, overrides, model, data, alone=not measure) as loaded:
         found = None if sizes is None else make_sizes(sizes, "sizes")
         return make_plan(loaded, ranks, None, measure_rounds=measure, sizes=found)
 

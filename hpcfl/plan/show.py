@@ -100,13 +100,13 @@ def make_plan(
     ]
     best = rank_counts.best(counts)
     command = best.request.command(words or ["JOB.yaml"], out)
-    title = f"{loaded.name}: {short_name(loaded.names['algorithm'])}"
+    algorithm = short_name(loaded.names["algorithm"])
     lines = [
-        title,
+        f"{loaded.name}: {algorithm}",
         render_tables(rank_counts.table(counts, too_many), width=WIDTH)
         if others
         else _tables(best, measured, folder),
-        *([] if epsilon is None else [_noise(best.plan, title, epsilon)]),
+        *([] if epsilon is None else [_noise(best.plan, algorithm, epsilon)]),
         *notes,
         *(f"{n} ranks: more than the {len(parts.rows)} clients" for n in too_many),
         *(rank_counts.advice(counts) if others else []),
@@ -297,10 +297,10 @@ def _privacy(found: Accountant, rounds: int) -> str:
     return f"epsilon {found.epsilon(rounds):.4g} for delta {found.delta:.3g}: {found.bound}"
 
 
-def _noise(found: Plan, title: str, epsilon: float) -> str:
+def _noise(found: Plan, name: str, epsilon: float) -> str:
     """The noise with which all rounds keep an epsilon."""
     if found.accountant is None:
-        raise JobError(f"--epsilon: {title} promises no privacy; use algorithm.name: dpfedavg")
+        raise JobError(f"--epsilon: {name} promises no privacy; use algorithm.name: dpfedavg")
     noise = found.accountant.noise_for(epsilon, found.rounds)
     return f"epsilon {epsilon:g} after {found.rounds} rounds: algorithm.noise={noise:.6g}"
 

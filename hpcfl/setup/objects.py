@@ -6,6 +6,7 @@ later command finds it, also after the directory has moved.  The run itself uses
 object.  A job that names files which another run keeps, as its job.yaml does, gets copies of them.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from hpcfl.comm.base import Comm
+from hpcfl.comm.launcher import detect
 from hpcfl.data.base import DataConfig
 from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.errors import DataError, JobError, StoreError, as_job_error, file_error
@@ -215,18 +217,32 @@ def load_job(
 
 @contextmanager
 def loaded_for_trial(
-    job: JobSource, overrides: Overrides, model: Any, data: Any
+    job: JobSource, overrides: Overrides, model: Any, data: Any, *, alone: bool = True
 ) -> Iterator[LoadedJob]:
     """A job with objects, for the block: their files are in a temporary directory.
 
+    Args:
+        job: as for ``load_job``, as are the next three.
+        overrides: settings.
+        model: an object.
+        data: an object.
+        alone: whether this rank does not run the job together with others, which have their files
+            elsewhere.
+
     Raises:
-        JobError, DataError: as for ``load_job``.
+        JobError, DataError: as for ``load_job``; or several ranks run a job with objects.
     """
     with TemporaryDirectory(prefix="hpcfl-") as root:
         out = Path(root) / "run"
         loaded, kept_files = load_job(
             job, overrides, out=out, model=model, data=data, copies=False, origin=OVERRIDES
         )
+        if not alone and kept_files.contents and detect(os.environ).size > 1:
+            raise JobError(
+                "plan_job: measure=True measures objects on one rank alone; put their code into a "
+                "module that the job names, and say mpirun -n N hpcfl plan JOB --measure",
+                collective=True,
+            )
         with RunDir(out) as folder, settings_restored():
             kept_files.write(folder)
             yield loaded

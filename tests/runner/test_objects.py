@@ -485,6 +485,18 @@ def test_sizes_that_no_data_has_are_refused():
         hpcfl.plan_job(JOB, ranks=0)
 
 
+def test_objects_are_measured_on_one_rank(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = hpcfl.plan_job(JOB, model=make_net, data=data(), measure=True)
+    assert made.prediction.hours > 0
+    assert made.memory.rank > 0
+    assert not [*tmp_path.iterdir()]
+    for name, value in (("SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    with pytest.raises(JobError, match="measure=True measures objects on one rank alone; put"):
+        hpcfl.plan_job(JOB, model=make_net, data=data(), measure=True)
+
+
 def test_nothing_of_the_data_is_held_but_what_the_run_loads(tmp_path):
     """What was passed is written into the file, and then left to the caller."""
 

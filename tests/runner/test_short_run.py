@@ -14,6 +14,7 @@ from hpcfl.runner import short_run
 from hpcfl.runner.short_run import EndEarly, run_shortly
 from hpcfl.runner.start import serve
 
+UNCOUNTED = 1 << 22  # bytes; Linux adds up the pages of a process' threads now and then
 LONG = ["rounds=50", "checkpoint.every=50"]
 
 
@@ -53,12 +54,12 @@ def test_the_first_rounds_are_run_and_nothing_is_kept(job, tmp_path, served):
     assert [line["round"] for line in found.log] == [0, 1, 2, 3, 4]
     assert ["test_loss" in line for line in found.log] == [True, False, False, True, False]
     (peak,) = found.memory
-    assert peak >= max(line["memory_bytes"] for line in found.log[1:])
+    assert peak >= max(line["memory_bytes"] for line in found.log[1:]) - UNCOUNTED
     assert not found.gpus
 
 
 def test_rounds_are_run_for_some_seconds(job, tmp_path, monkeypatch):
-    """Of a second each: 3 rounds after the first take 3, and 5 take 5."""
+    """Of a second each, while the clock is looked at."""
     clock = iter(range(100))
     monkeypatch.setattr(short_run, "monotonic", lambda: float(next(clock)) + 1)
     end = EndEarly(3, 5.0)
@@ -86,6 +87,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(job, tmp_path, monkeypatch):
 
 
 def test_memory_that_the_system_does_not_tell(tmp_path, monkeypatch):
-    assert memory.peak_memory() >= memory.resident_memory() > 0
+    assert memory.peak_memory() >= memory.resident_memory() - UNCOUNTED > 0
     monkeypatch.setattr(memory, "PROC", tmp_path / "nothing")
     assert memory.peak_memory() == 0
