@@ -28,7 +28,7 @@ from hpcfl.job_file.settings import flatten, written
 from hpcfl.models.base import TORCHVISION
 from hpcfl.report.columns import duration
 from hpcfl.report.plots import plot_partition
-from hpcfl.report.plots.figure import FigureSize, check_plot
+from hpcfl.report.plots.figure import check_plot
 from hpcfl.setup.components import Components, build_components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
@@ -113,13 +113,12 @@ def _assembled(loaded: LoadedJob) -> tuple[Components, Digests]:
     return components, fingerprints(loaded.job.data, dataset, input_places(flatten(loaded.tree)))
 
 
-def show_partition(loaded: LoadedJob, plot: Path | None, size: FigureSize | None = None) -> str:
+def show_partition(loaded: LoadedJob, plot: Path | None) -> str:
     """Show the examples of each client, as tables and perhaps as a plot.
 
     Args:
         loaded: the job.
         plot: the file to draw, if one is wanted.
-        size: of the plot; None: as large as its classes need.
 
     Raises:
         JobError, DataError: the data cannot be loaded or partitioned, or the plot not be written.
@@ -133,7 +132,7 @@ def show_partition(loaded: LoadedJob, plot: Path | None, size: FigureSize | None
     rows = split.rows
     counts = count_classes(dataset, rows)
     if plot:
-        plot_partition(counts, plot, size)
+        plot_partition(counts, plot)
     partition = effective_partition(job.data, dataset)
     heading = f"partition: {_setting(partition)}{_other_form(partition, dataset.classes)}\n"
     heading += "".join(f"note: {note}\n" for note in (*dataset.notes, *split.notes))

@@ -359,19 +359,16 @@ def _report(options: argparse.Namespace) -> None:
     from hpcfl.job_file.run_name import RUNS
     from hpcfl.report.choose import ChosenRuns, choose_settings
     from hpcfl.report.collect import collect_runs
-    from hpcfl.report.plots import Plot, PlotStyle
-    from hpcfl.report.plots.figure import FigureSize
+    from hpcfl.report.plots import Plot
     from hpcfl.report.rounds_to_target import Target
     from hpcfl.runs.names import REPORT
     from hpcfl.runs.sweep_log import require_own_plot
 
-    size = FigureSize.parse(options.size)
     targets = Target.from_options(options.target, options.target_accuracy)
     collected = collect_runs(options.dirs)
     (folder,) = options.dirs if len(options.dirs) == 1 else (RUNS,)
     default = (RUNS if (folder / "job.yaml").exists() else folder) / REPORT
-    labels = options.xlabel, options.ylabel
-    asked = bool(options.y or options.x != "rounds" or size or labels != (None, None))
+    asked = bool(options.y or options.x != "rounds")
     files = [path or default for path in options.plot] or [default] * asked
     if default in files and default not in options.plot:
         require_own_plot(default)
@@ -379,9 +376,8 @@ def _report(options: argparse.Namespace) -> None:
         raise JobError("report: --write-sweep: writes the chosen settings; give --chosen, too")
     chosen = (choose_settings if options.chosen else ChosenRuns)(collected.runs)
     table = _table(chosen, options.layout, options.format, targets)
-    style = PlotStyle(*labels, chosen.note, size)
     # What cannot be drawn or written is refused before the table is printed.
-    plot = Plot(chosen.runs, files, options.y, options.x, style) if files else None
+    plot = Plot(chosen.runs, files, options.y, options.x, chosen.note) if files else None
     written = None
     if options.write_sweep is not None:
         from hpcfl.sweep.final_sweep import write_final_sweep
@@ -434,12 +430,8 @@ def _draw(plot: Plot, files: Sequence[Path]) -> None:
 def _data_show(options: argparse.Namespace) -> None:
     from hpcfl.cli.check import show_partition
     from hpcfl.job.schema import load
-    from hpcfl.report.plots.figure import FigureSize
 
-    size = FigureSize.parse(options.size)
-    if size and not options.plot:
-        raise JobError("data show: --size is of a plot; add --plot F.png, or leave it out")
-    _say(show_partition(load(options.job, options.overrides), options.plot, size))
+    _say(show_partition(load(options.job, options.overrides), options.plot))
     if options.plot:
         _say(f"plot: {options.plot}")
 

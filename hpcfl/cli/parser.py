@@ -241,7 +241,6 @@ def _add_data(commands: Any) -> None:
     show.add_argument(
         "--plot", type=_path, metavar="FILE", help="draw the table into a .png, .pdf or .svg"
     )
-    _add_size(show)
     show.set_defaults(command="data show")
 
     split = data.add_parser("export-split", help="the client of each training example, as a file")
@@ -343,7 +342,7 @@ def _add_report(commands: Any) -> None:
         default=[],
         metavar="F",
         help="draw the runs into F.png, .pdf or .svg, also several times; without F, and with "
-        "other options of the plot, into report.png in a sweep, else in runs",
+        "--x or --y, into report.png in a sweep, else in runs",
     )
     report.add_argument(
         "--y", metavar="KEY", help="what to plot: a key of log.jsonl (default: the score)"
@@ -355,9 +354,6 @@ def _add_report(commands: Any) -> None:
         help="what to plot against: bytes sent up and down so far, the wall time of the rounds, or "
         "the simulated time of the devices",
     )
-    report.add_argument("--xlabel", metavar="TEXT", help="of the plot's horizontal axis")
-    report.add_argument("--ylabel", metavar="TEXT", help="of the plot's vertical axis")
-    _add_size(report)
     report.add_argument(
         "--target",
         type=float,
@@ -437,12 +433,6 @@ def _add_overrides(
 ) -> None:
     # Without this default, argparse would call the overrides required if the job is missing.
     command.add_argument("overrides", nargs="*", default=[], metavar=metavar, help=help_text)
-
-
-def _add_size(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--size", metavar="WxH", help="of the plot in inches: 6x4 (default: as large as it needs)"
-    )
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

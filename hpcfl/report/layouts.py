@@ -11,7 +11,7 @@ from hpcfl.report.collect import collect_runs
 from hpcfl.report.comparison import with_published
 from hpcfl.report.formats import plain
 from hpcfl.report.papers import as_papers
-from hpcfl.report.plots import Plot, PlotStyle
+from hpcfl.report.plots import Plot
 from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.report.runs import by_run, by_seed
 from hpcfl.report.table import Report, Value
@@ -91,7 +91,7 @@ def report_runs(
     table = arranged(kept, layout, Target.from_options([], target_accuracies))
     notes = [*collected.notes]
     if plot is not None:
-        drawn = Plot(kept.runs, [plot], y, x, PlotStyle(note=kept.note))
+        drawn = Plot(kept.runs, [plot], y, x, kept.note)
         drawn.draw()
         notes += drawn.notes
     return RunsReport(kept.runs, table.values, notes, plain(table))

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
 from hpcfl import __version__
 from hpcfl.cli import main as cli
@@ -137,16 +136,7 @@ def test_a_report_draws_only_when_asked(run, tmp_path, monkeypatch, hpcfl, form)
     assert (tmp_path / "runs/report.png").exists()
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        ("--y", "train_loss"),
-        ("--x", "bytes"),
-        ("--xlabel", ""),
-        ("--ylabel", "y"),
-        ("--size", "4x3"),
-    ],
-)
+@pytest.mark.parametrize("option", [("--y", "train_loss"), ("--x", "bytes")])
 def test_an_option_of_the_plot_asks_for_one(run, tmp_path, monkeypatch, hpcfl, option):
     monkeypatch.chdir(tmp_path)
     assert hpcfl("report", run, *option).err == ["plot: runs/report.png"]
@@ -161,15 +151,6 @@ def test_a_report_draws_what_was_asked_for(run, tmp_path, monkeypatch, hpcfl):
     done = hpcfl("report", run, "--y", "drift")
     assert (done.code, done.out) == (2, [])  # checked before the tables
     assert "no round in log.jsonl has 'drift'" in done.err[0]
-
-
-def test_a_report_for_a_paper(run, tmp_path, monkeypatch, hpcfl, refused):
-    """A label asks for a plot; what is refused."""
-    monkeypatch.chdir(tmp_path)
-    done = hpcfl("report", run, "--xlabel", "t", "--size", "3x2")
-    assert (done.code, done.err) == (0, ["plot: runs/report.png"])
-    assert "--size: found '3'" in refused("report", run, "--size", "3")
-    assert "--xlabel: found" in refused("report", run, "--xlabel", r"$\x$")
 
 
 def test_a_plot_that_cannot_be_written(run, tmp_path, monkeypatch, hpcfl, refused):
@@ -414,10 +395,3 @@ def test_a_checkpoint_of_a_clock_that_was_ahead(hpcfl, job, tmp_path):
 def test_the_exit_code_stands_where_standard_error_is_full(words, code, prepare):
     """Of a wrong argument, of a full standard output and of Ctrl-C."""
     assert finish(1, *words, prepare=prepare) == (code, "", "")
-
-
-def test_the_size_of_a_picture(hpcfl, refused, tmp_path):
-    show = ["data", "show", "quickstart", "--plot", tmp_path / "p.png"]
-    assert hpcfl(*show, "--size", "3x4").code == 0
-    assert imread(tmp_path / "p.png").shape[:2] == (4 * 150, 3 * 150)
-    assert "--size: found '0x1'" in refused(*show, "--size", "0x1")

@@ -10,7 +10,6 @@ from hpcfl.job_file.settings import flatten
 from hpcfl.report import as_papers, by_seed, plain, to_latex
 from hpcfl.report.choose import choose_settings
 from hpcfl.report.layouts import arranged
-from hpcfl.report.plots.curves import _panels
 from hpcfl.runs.record import RunRecord
 from hpcfl.runs.sweep_log import Label, PlaceInSweep, place_in_sweep
 
@@ -188,11 +187,3 @@ def test_the_place_in_a_sweep_is_read_back(tmp_path):
         assert place_in_sweep(tmp_path / "run") == PlaceInSweep(3)
     (tmp_path / "run.yaml").write_text("task: digits\n")
     assert place_in_sweep(tmp_path / "run") == place_in_sweep(tmp_path / "none")
-
-
-def test_a_plot_of_many_curves_has_a_panel_for_each_set_up():
-    files = {name: TABLE | {"data.path": f"{name}.csv"} for name in ("plants", "fungi", "algae")}
-    for labelled in (True, False):
-        panels = _panels(swept(files, labelled=labelled))
-        assert [len(runs) for runs in panels.values()] == [4, 4, 4]
-        assert all(name in title for name, title in zip(files, panels, strict=True))

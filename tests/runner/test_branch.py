@@ -6,7 +6,6 @@ import pytest
 
 from hpcfl.io import checksum
 from hpcfl.report.groups import group_by_seed
-from hpcfl.report.plots import Plot
 from hpcfl.runs.branches import read_branches
 from hpcfl.runs.manifest import committed, rounds
 from hpcfl.runs.record import read_run
@@ -202,8 +201,6 @@ def test_a_report_tells_branches_from_fresh_runs(job, run, branch, tmp_path, hpc
     assert sum("| fedhbm" in line for line in done.out) == 2
     line = f"lower: branch of {run} {course}; its rounds, bytes and times count from round 0"
     assert any(found.startswith(line) for found in done.out)
-    late = Plot(runs, [])._curves(runs[:1])[0]
-    assert late.x[0] == 2
 
 
 def test_a_sweep_takes_no_branch_for_its_run(job, branch, tmp_path, refused):

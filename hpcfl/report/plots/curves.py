@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple, get_args
+from zlib import crc32
+
+import numpy as np
 
 from hpcfl.errors import JobError, printable
-from hpcfl.job_file.settings import SEED, distinguishing_settings
+from hpcfl.job_file.settings import SEED
 from hpcfl.job_file.words import suggestion
 from hpcfl.report.columns import mean_and_std
 from hpcfl.report.groups import labels, seed_groups
-from hpcfl.report.plots.drawing import (
-    FEW,
-    MOST,
-    Curve,
-    add_legend,
-    choose_looks,
-    draw_curve,
-    has_room,
-)
-from hpcfl.report.plots.figure import (
-    FigureSize,
-    check_plot,
-    check_text,
-    lay_out,
-    new_figure,
-    save,
-)
+from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.report.published import set_up
-from hpcfl.report.set_ups import (
-    differing,
-    identities,
-    method_names,
-    set_up_labels,
-    settings_of_set_ups,
-)
+from hpcfl.report.set_ups import differing, method_names
 from hpcfl.runs.record import RunRecord
 from hpcfl.runs.run_score import Quantity, is_of_x
 from hpcfl.runs.score_names import SCORES, score_named
@@ -47,19 +28,19 @@ from hpcfl.runs.score_names import SCORES, score_named
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 400  # of a curve, evenly spaced; more are not distinguishable
+MOST = 12  # curves that can be told apart
+FEW = 30  # points, each of which has a marker
+OWN_COLOURS = {
+    name: number
+    for number, name in enumerate(
+        ("fedavg", "fedhbm", "scaffold", "fedcm", "fedmim", "mime", "feddyn")
+    )
+}
+"""Of the methods that are most often drawn together; those of others follow from their names."""
+DASHES = ("-", "--", ":", "-.")
+WIDTH = 44  # letters of a line of the legend; of the title 1.5 times as many
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "h"), (60, "min"), (1, "s"))
-LETTERS = 11  # of a title, in an inch
-_PLURALS = {
-    "data": "data sets",
-    "model": "models",
-    "split": "splits",
-    "clients": "numbers of clients",
-    "cohort": "cohorts",
-}
-_OWN = {"hpcfl.data.objects.KeptArrays": "own data", "module": "own model"}  # as titles say
-_IN_TITLES = ("data", "model", "split", "clients")
 SIMULATED = "simulated"
 SPENT = {
     "bytes": (("down_bytes", "up_bytes"), "sent up and down", _BYTES),
@@ -67,46 +48,31 @@ SPENT = {
     SIMULATED: ((), "simulated time", _TIME),
 }
 """Axes other than rounds: keys of the log that are added up, a label, units."""
+_OWN = {"hpcfl.data.objects.KeptArrays": "own data", "module": "own model"}  # as titles say
 
 
-class PlotStyle(NamedTuple):
-    """How a plot is labelled, and its size."""
+class Curve(NamedTuple):
+    """A run, or the mean of several that differ in the seed alone."""
 
-    xlabel: str | None = None
-    """Of the horizontal axis; None: the rounds, bytes or time with their unit."""
-    ylabel: str | None = None
-    """Of the vertical axis; None: the key of the log."""
-    note: str = ""
-    """How the runs were chosen, for the title."""
-    size: FigureSize | None = None
-    """Of the whole picture; None: as large as its panels and legends need."""
-
-    def check(self) -> None:
-        """Refuse texts that cannot be written.
-
-        Raises:
-            JobError: the mathematics of one is not matplotlib's.
-        """
-        for option, text in (("--xlabel", self.xlabel), ("--ylabel", self.ylabel)):
-            check_text(option, text or "")
+    algorithm: str
+    name: str
+    """What distinguishes it in the plot: the algorithm, and the settings that differ."""
+    label: str
+    """The entry of the legend."""
+    x: Sequence[float]
+    y: Sequence[float]
+    deviation: Sequence[float]
+    """Sample standard deviations, or nothing of a single run."""
 
 
 class Plot:
     """A number of the log against rounds, bytes or time.
 
     Runs that differ in the seed alone are one curve, their mean, in a band of +- their sample
-    standard deviation; those that are not as far as the others are thin lines.  Each data
-    set and model has a panel; with many curves, each split, number of clients and cohort too.  An
-    algorithm has the same colour in every plot, as far as two in one plot do not claim the same.
-    A title names the data, model, split and clients of its panel.
-    A branch has a curve from its first round on, and its parent's is before.
-
-    Of thousands of evaluations every so many-th is drawn.
-
-    The legend of a few curves is inside of the axes, where it covers the least, else beside them.
-
-    Losses are drawn on a log scale where all are positive, other numbers but accuracies where
-    they also span a factor of ten.
+    standard deviation; seeds that are not as far as the others are left out.  An algorithm has a
+    colour, the same in every plot where no other algorithm has claimed it, and its settings have
+    dashes.  The title has the data, model, split and clients that all runs share.  The axis of y is
+    logarithmic where positive numbers other than accuracies span a factor of ten.
 
     Args:
         runs: any; those without the number are left out.
@@ -116,10 +82,10 @@ class Plot:
             tested.
         x: rounds, bytes (sent up and down so far), time (of the rounds so far) or simulated (time
             of the devices).
-        style: its labels and size.
+        note: the second line of the title.
 
     Raises:
-        JobError: no run has such a number yet, a label cannot be written, or a file cannot be.
+        JobError: no run has such a number yet, or a file cannot be written.
     """
 
     def __init__(
@@ -128,16 +94,15 @@ class Plot:
         paths: Sequence[Path],
         y: str | None = None,
         x: str = "rounds",
-        style: PlotStyle | None = None,
+        note: str = "",
     ) -> None:
         if x != "rounds" and x not in SPENT:
             *others, last = ("rounds", *SPENT)
             raise JobError(f"x: found {x!r}, expected {', '.join(others)} or {last}")
-        self._paths, self._style = paths, style or PlotStyle()
-        self._style.check()
         for path in paths:
             check_plot(path)
-        self._key, self._x, self._chosen_by_user = y or _score(runs), x, y is not None
+        self._paths, self._x, self._note = paths, x, note
+        self._key, self._chosen_by_user = y or _score(runs), y is not None
         self._runs = [run for run in runs if run.curve(self._key_of(run)) and _x_by_round(run, x)]
         self.without = [run for run in runs if run not in self._runs]
         """The runs that are left out."""
@@ -167,87 +132,69 @@ class Plot:
         """Write the files.
 
         Raises:
-            JobError: one cannot be written, or the chosen size has no room for the curves.
+            DiskError: the disk is full or fails.
+            JobError: one cannot be written.
         """
-        panels = {t: self._chosen(self._curves(r), t) for t, r in _panels(self._runs).items()}
-        looks = choose_looks([curve for curves in panels.values() for curve in curves])
-        many = any(not has_room(curves) for curves in panels.values())
-        across = 1 if many else min(2, len(panels))
-        width = 8.5 if many else 7.0 if across == 1 else 11.0
-        lines = max(sum(c.label.count("\n") + 1 for c in curves) for curves in panels.values())
-        height = max(4.2, 0.2 * lines + 0.4) if many else 4.2
-        down = -(-len(panels) // across)
-        width, height = self._style.size or (width, height * down)
-        figure, axes = new_figure(width, height, down, across)
-        room = int(LETTERS * width / across)
-        for place, (title, curves) in zip(axes, panels.items(), strict=False):
-            texts = [fill(printable(text), room) for text in (title, self._style.note) if text]
-            place.set_title("\n".join(texts), fontsize="medium", parse_math=False)
-            self._draw(place, curves, looks)
-        for place in axes[len(panels) :]:
-            place.remove()
-        lay_out(figure)
+        figure, (axes,) = new_figure(6.4, 4.0)
+        figure.set_layout_engine("none")  # the legend widens the picture, not narrows the axes
+        curves = self._drawn_curves()
+        title = [fill(printable(t), 3 * WIDTH // 2) for t in (_title(self._runs), self._note) if t]
+        axes.set_title("\n".join(title), fontsize="medium", parse_math=False)
+        self._draw(axes, curves)
+        legend = axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.02))
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a dollar sign in a name begins no formula
         save(figure, self._paths)
 
-    def _chosen(self, curves: list[Curve], title: str) -> list[Curve]:
-        """At most MOST curves of a panel, those that end best; ``notes`` says which are left out.
-
-        Where neither high nor low numbers are good, the first ones are taken.
-        """
-        if len(curves) <= MOST:
-            return curves
-        better = score_named(self._key).better
-        ends = {id(curve): curve.y[-1] * (-1 if better == "higher" else 1) for curve in curves}
-        by_end = sorted(curves, key=lambda c: (not isfinite(c.y[-1]), ends[id(c)]))
-        drawn = by_end[:MOST] if better else curves[:MOST]
-        of = f" of {title}" if title else ""
-        which = "that end best" if better else "that were named first"
-        self.notes.append(
-            f"plot: {MOST} of the {len(curves)} curves{of} are drawn, those {which}; to draw "
-            "others, report their directories alone"
-        )
-        return [curve for curve in curves if curve in drawn]
-
-    def _draw(
-        self, axes: Axes, curves: Sequence[Curve], looks: Mapping[tuple[str, str], tuple[str, str]]
-    ) -> None:
-        """Fill a panel."""
-        from matplotlib.ticker import MaxNLocator
-
-        score, few = score_named(self._key), has_room(curves)
-        size, along = self._unit(curves)
+    def _draw(self, axes: Axes, curves: Sequence[Curve]) -> None:
+        score, most = score_named(self._key), max(curve.x[-1] for curve in curves)
+        along, unit = "round", 1.0
+        if self._x in SPENT:
+            _, along, units = SPENT[self._x]
+            unit, name = next((one for one in units if most >= one[0]), units[-1])
+            along += f", {name}"
+        looks, scale = _choose_looks(curves), 100 if score.percent else 1
         for curve in curves:
-            draw_curve(axes, curve, size, 100 if score.percent else 1, looks[curve[:2]], few=few)
-        values = [value for curve in curves for value in curve.y]
-        least, most = min(values), max(values)
-        wide = score.better == "lower" or most >= 10 * least
-        if least > 0 and not score.percent and wide:
+            colour, dash = looks[curve.name]
+            x, y = np.array(curve.x) / unit, scale * np.array(curve.y)
+            mark = "o" if len(x) <= FEW else None
+            axes.plot(x, y, color=colour, ls=dash, marker=mark, ms=3.5, label=curve.label)
+            if curve.deviation:
+                band = scale * np.array(curve.deviation)
+                axes.fill_between(x, y - band, y + band, color=colour, alpha=0.15, linewidth=0)
+        values = [value for curve in curves for value in curve.y if isfinite(value)]
+        if values and not score.percent and 0 < 10 * min(values) <= max(values):
             axes.set_yscale("log")
-        style, unit = self._style, ", %" if score.percent else ""
-        axes.set_xlabel(along if style.xlabel is None else style.xlabel)
-        if style.ylabel is None:
-            keys = {self._key_of(run) for run in self._runs}
-            scale = f"{(keys.pop() if len(keys) == 1 else score.key).replace('_', ' ')}{unit}"
-            axes.set_ylabel(printable(scale), parse_math=False)
-        else:
-            axes.set_ylabel(style.ylabel)
-        axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
+            axes.set_ylim(bottom=min(values) / 1.5)  # a band may come near 0
+        keys = {self._key_of(run) for run in self._runs}
+        key = keys.pop() if len(keys) == 1 else score.key
+        percent = ", %" if score.percent else ""
+        axes.set_ylabel(printable(key.replace("_", " ") + percent), parse_math=False)
+        axes.set_xlabel(along)
+        axes.set_xlim(0, most / unit or 1)
         if self._x == "rounds":
-            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        axes.set_xlim(0, max(map(_furthest, curves)) / size or 1)
-        add_legend(axes, curves, few=few)
+            axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+        axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
 
-    def _unit(self, curves: Sequence[Curve]) -> tuple[float, str]:
-        """The divisor of x, and the axis's label."""
-        if self._x not in SPENT:
-            return 1, "round"
-        _, label, units = SPENT[self._x]
-        most = max(map(_furthest, curves))
-        size, name = next((unit for unit in units if most >= unit[0]), units[-1])
-        return size, f"{label}, {name}"
+    def _drawn_curves(self) -> list[Curve]:
+        """At most MOST curves, in the order in which they end, the highest first.
 
-    def _curves(self, runs: Sequence[RunRecord]) -> list[Curve]:
-        groups = [[runs[index] for index in group] for group in _seeds(runs)]
+        Those that end best are drawn, or the first ones, where neither high nor low numbers are
+        good; ``notes`` says so.
+        """
+        curves, better = self._curves(), score_named(self._key).better
+        if len(curves) > MOST:
+            which = "that end best" if better else "that were named first"
+            self.notes.append(
+                f"plot: {MOST} of the {len(curves)} curves are drawn, those {which}; to draw "
+                "others, report their directories alone"
+            )
+        if better:
+            curves.sort(key=_by_end(highest_first=better == "higher"))
+        return sorted(curves[:MOST], key=_by_end(highest_first=True))
+
+    def _curves(self) -> list[Curve]:
+        groups = [[self._runs[index] for index in group] for group in _seeds(self._runs)]
         return [
             self._curve(name + self._model_note(group[0]), group)
             for name, group in zip(_names(groups), groups, strict=True)
@@ -263,85 +210,56 @@ class Plot:
         return f" ({run.score_of})" if key.startswith("personal_") else ""
 
     def _curve(self, name: str, runs: Sequence[RunRecord]) -> Curve:
-        found = [(_own(run, self._key_of(run)), _x_by_round(run, self._x)) for run in runs]
+        found = [(dict(run.curve(self._key_of(run))), _x_by_round(run, self._x)) for run in runs]
         furthest = max(max(y) for y, _ in found)
         leading = [pair for pair in found if max(pair[0]) == furthest]
-        common = _thinned(sorted(set.intersection(*(set(y) for y, _ in leading))))
+        common = sorted(set.intersection(*(set(y) for y, _ in leading)))
         means = [mean_and_std([y[t] for y, _ in leading]) for t in common]
         return Curve(
             runs[0].algorithm,
             name,
-            _progress_note(runs, len(leading)),
+            fill(printable(name + _progress_note(runs, len(leading))), WIDTH),
             [fmean(x[t] for _, x in leading) for t in common],
             [mean for mean, _ in means],
             [std for _, std in means if std is not None],
-            [([x[t] for t in y], list(y.values())) for y, x in found if max(y) < furthest],
         )
 
 
-def _thinned(rounds: Sequence[int]) -> list[int]:
-    """At most POINTS of them, and the last: many evaluations at the end would be a blot."""
-    step = (rounds[-1] - rounds[0]) / POINTS
-    kept: list[int] = []
-    for t in rounds:
-        if not kept or t - kept[-1] >= step:
-            kept.append(t)
-    return kept if kept[-1] == rounds[-1] else [*kept, rounds[-1]]
+def _by_end(*, highest_first: bool) -> Callable[[Curve], tuple[bool, float]]:
+    """A key that sorts curves by their last values; those that are not finite come last."""
+    sign = -1 if highest_first else 1
+    return lambda curve: (not isfinite(curve.y[-1]), sign * curve.y[-1])
 
 
-def _panels(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Runs by titles, in order of appearance."""
-    curves = len(_seeds(runs))
-    panels = _parted(runs, ("data", "model", "split", "clients", "cohort"))
-    if curves > FEW and 2 * len(panels) <= curves:
-        return panels
-    return _parted(runs, ("data", "model"))  # few curves, or there would be one in each
+def _choose_looks(curves: Sequence[Curve]) -> dict[str, tuple[str, str]]:
+    """A colour and a dash for each curve, by its name.
+
+    An algorithm has one colour, or one for each variant where it is alone or has more of them than
+    there are dashes; others take what those of ``OWN_COLOURS`` leave.
+    """
+    several = Counter(curve.algorithm for curve in curves)
+    by_algorithm = len(several) > 1 and max(several.values()) <= len(DASHES)
+    count, colours, used = len(COLOURS), dict[str, int](), Counter[int]()
+    looks: dict[str, tuple[str, str]] = {}
+    for curve in sorted(curves, key=lambda c: (c.algorithm not in OWN_COLOURS, c[:2])):
+        owner, taken = curve.algorithm if by_algorithm else curve.name, Counter(colours.values())
+        own = OWN_COLOURS.get(curve.algorithm, crc32(curve.algorithm.encode()))
+        if owner not in colours:
+            colours[owner] = min(range(count), key=lambda c: (taken[c], (c - own) % count))
+        colour = colours[owner]
+        looks[curve.name] = COLOURS[colour], DASHES[used[colour] % len(DASHES)]
+        used[colour] += 1
+    return looks
 
 
-def _parted(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
-    panels: dict[tuple[str, ...], list[RunRecord]] = {}
-    for run, identity in zip(runs, identities(runs), strict=True):
-        own = set_up(run.settings)
-        key = [own[name] for name in by]
-        if "split" in by:  # what else methods are compared on, such as two files of one kind
-            key.append(identity)
-        panels.setdefault(tuple(key), []).append(run)
-    cohorts = len({key[by.index("cohort")] for key in panels}) > 1 if "cohort" in by else False
-    shown = [*_IN_TITLES, *(["cohort"] if cohorts else [])]
-    titles = [_title(members, shown) for members in panels.values()]
-    firsts = [members[0] for members in panels.values()]
-    again = _repeated(titles)
-    return {
-        ", ".join(filter(None, [title, apart if title in again else ""])): members
-        for title, apart, members in zip(
-            titles, _differing_set_ups(firsts), panels.values(), strict=True
-        )
-    }
-
-
-def _differing_set_ups(runs: Sequence[RunRecord]) -> list[str]:
-    """What tells the set-ups of these runs apart: labels of their sweep, or settings."""
-    labelled = set_up_labels(runs)
-    if any(labelled):
-        return labelled
-    return distinguishing_settings(settings_of_set_ups(runs))
-
-
-def _title(runs: Sequence[RunRecord], shown: Sequence[str]) -> str:
-    """The data, model, split and clients of a panel: "digits, linear, dirichlet 0, 20 clients"."""
+def _title(runs: Sequence[RunRecord]) -> str:
+    """What all runs share: "digits, linear, dirichlet 0, 20 clients"."""
     words = []
-    for name in shown:
-        first, *others = dict.fromkeys(set_up(run.settings)[name] for run in runs)
-        if others:
-            words.append(f"{1 + len(others)} {_PLURALS[name]}")
-        elif first != "None":
+    for name in ("data", "model", "split", "clients"):
+        first, *others = {set_up(run.settings)[name] for run in runs}
+        if not others and first != "None":
             words.append(f"{first} clients" if name == "clients" else _OWN.get(first, first))
     return ", ".join(dict.fromkeys(words))  # data without a partition are their own split
-
-
-def _furthest(curve: Curve) -> float:
-    """The largest x of a curve, and of the seeds that are not as far."""
-    return max([*curve.x, *(x for xs, _ in curve.unfinished_seeds for x in xs)])
 
 
 def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
@@ -373,14 +291,6 @@ def _progress_note(runs: Sequence[RunRecord], leading: int) -> str:
     if not any(run.finished for run in runs):
         parts.append(f"{max(run.done for run in runs)} of {runs[0].rounds} rounds")
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _own(run: RunRecord, key: str) -> dict[int, float]:
-    """The values by round; of a branch, from the last evaluation up to its first round on."""
-    curve = dict(run.curve(key))
-    first = run.branches[-1].round if run.branches else 0
-    before = max((t for t in curve if t <= first), default=0)
-    return {t: value for t, value in curve.items() if t >= before}
 
 
 def _x_by_round(run: RunRecord, x: str) -> Mapping[int, float]:

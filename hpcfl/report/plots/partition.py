@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.report.plots.figure import COLOURS, FigureSize, lay_out, new_figure, save
+from hpcfl.report.plots.figure import COLOURS, new_figure, save
 
 
-def plot_partition(counts: NDArray[np.int64], path: Path, size: FigureSize | None = None) -> None:
+def plot_partition(counts: NDArray[np.int64], path: Path) -> None:
     """Draw the number of examples of each client and, for a classification, their classes.
 
     Each class is a row and each client a column; the colour is the share of the class among the
@@ -17,23 +17,22 @@ def plot_partition(counts: NDArray[np.int64], path: Path, size: FigureSize | Non
 
     Args:
         counts: examples by client and class [N, classes], or by client alone [N].
-        path: the .png, .pdf or .svg file to write.
-        size: of the picture; None: as large as its classes need.
+        path: the file to write, which ``check_plot`` accepts.
 
     Raises:
-        JobError: the size has no room for the plot, the file cannot be written, or its name does
-            not end in .png, .pdf or .svg.
+        DiskError: the disk is full or fails.
+        JobError: the file cannot be written.
     """
     from matplotlib.colors import PowerNorm
 
     if counts.ndim == 1:
         sizes = np.sort(counts)[::-1]
-        figure, (axes,) = new_figure(*(size or (7.0, 3.0)))
+        figure, (axes,) = new_figure(7.0, 3.0)
         axes.set_xlabel("clients, the largest first")
     else:
         sizes = counts.sum(axis=1)
         height = 2.2 + min(4.0, 0.9 + 0.18 * counts.shape[1])
-        figure, (axes,) = new_figure(*(size or (7.0, height)))
+        figure, (axes,) = new_figure(7.0, height)
         axes.remove()
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
         shares = counts / np.maximum(sizes, 1)[:, None]
@@ -53,5 +52,4 @@ def plot_partition(counts: NDArray[np.int64], path: Path, size: FigureSize | Non
         f"{len(sizes)} clients, {sizes.sum()} examples: {sizes.min()} to {sizes.max()} a client",
         fontsize="medium",
     )
-    lay_out(figure)
     save(figure, [path])
