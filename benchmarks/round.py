@@ -29,7 +29,7 @@ from hpcfl.errors import HpcflError, JobError
 from hpcfl.io.progress import track
 from hpcfl.job.schema import LoadedJob, load
 from hpcfl.local.autocast import autocast_bfloat16
-from hpcfl.local.step import LayerSeeds
+from hpcfl.local.gradient import LayerSeeds
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES

@@ -23,7 +23,8 @@ from hpcfl.engine.hook_rules import (
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
-from hpcfl.local.step import BatchGradient, check_terms
+from hpcfl.local.grad import BatchGradient
+from hpcfl.local.gradient import check_terms
 from hpcfl.setup.components import Components
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import restored

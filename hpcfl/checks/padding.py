@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import BatchIndices, ClientTask
+from hpcfl.local.task import BatchIndices, ClientTask
 from hpcfl.setup.choose_executor import MANY_CLIENTS, train_once, with_executor
 from hpcfl.setup.components import Components
 from hpcfl.types import Batch

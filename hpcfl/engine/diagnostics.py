@@ -40,7 +40,7 @@ from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.dry_round import FullGradient
 from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.local.executor import Executor
-from hpcfl.local.step import ClientResult, ClientTask
+from hpcfl.local.task import ClientResult, ClientTask
 from hpcfl.types import Count, Record, Section, Vector
 
 

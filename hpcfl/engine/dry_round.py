@@ -30,7 +30,7 @@ from hpcfl.engine.hook_rules import (
 from hpcfl.errors import BrokenRuleError
 from hpcfl.layout import stand_in
 from hpcfl.local.error_context import client_errors
-from hpcfl.local.step import ClientResult, ClientTask
+from hpcfl.local.task import ClientResult, ClientTask
 from hpcfl.optim import Descent, Sgd
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector

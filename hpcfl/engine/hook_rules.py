@@ -27,7 +27,8 @@ from hpcfl.algorithms.facts import (
 from hpcfl.engine.statistics import WithStatistics
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.local.draws import drawn
-from hpcfl.local.step import check_terms, local_step
+from hpcfl.local.gradient import check_terms
+from hpcfl.local.step import local_step
 from hpcfl.optim import Descent
 from hpcfl.store.schema import STORED
 from hpcfl.types import Vector

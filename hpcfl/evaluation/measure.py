@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpcfl.evaluation.metrics import names, totals
 from hpcfl.evaluation.user_metrics import Score, UserMetric
-from hpcfl.local.step import Gradient
+from hpcfl.local.gradient import Gradient
 from hpcfl.types import Batch, LossName, Vector
 
 Place = TypeVar("Place")

@@ -12,7 +12,7 @@ from hpcfl.evaluation.measure import Meter, sum_names
 from hpcfl.evaluation.metrics import names
 from hpcfl.evaluation.user_metrics import agree, load_metrics
 from hpcfl.local.evaluation_set import EvaluationSet
-from hpcfl.local.step import Gradient
+from hpcfl.local.gradient import Gradient
 from hpcfl.runs.client_table import ClientRow
 from hpcfl.types import Vector
 

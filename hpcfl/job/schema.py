@@ -44,7 +44,7 @@ from hpcfl.job_file.yaml_file import (
 )
 from hpcfl.layout import Layout
 from hpcfl.local.devices import Devices
-from hpcfl.local.step import Local
+from hpcfl.local.section import Local
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.training_loss import LOSS, LossConfig, OwnLoss, TrainingLoss
 from hpcfl.optim import Optimizer, Own

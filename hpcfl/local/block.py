@@ -20,17 +20,12 @@ from hpcfl.algorithms.facts import Client, Forward, LossTerms
 from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.draws import drawn
+from hpcfl.local.grad import OneAtATime
 from hpcfl.local.layers import VmapReductions, stacked
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import (
-    ClientResult,
-    ClientTask,
-    ClientTensors,
-    OneAtATime,
-    local_step,
-    tensors_of,
-)
+from hpcfl.local.step import local_step
+from hpcfl.local.task import ClientResult, ClientTask, ClientTensors, tensors_of
 from hpcfl.types import Vector
 
 # y [K, P]; the clients' local quantities and the states of the optimiser, [K, ...] each

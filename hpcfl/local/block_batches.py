@@ -15,7 +15,7 @@ from torch import Tensor
 from hpcfl.data.base import Transform
 from hpcfl.data.partition import ExampleRows
 from hpcfl.local.examples import InMemory, to_device
-from hpcfl.local.step import BatchIndices, ClientTask
+from hpcfl.local.task import BatchIndices, ClientTask
 from hpcfl.types import IntArray
 
 # Indices that are made at once: 32 MiB, and as much of draws.  Enough to spread the cost of numpy

@@ -19,7 +19,8 @@ from hpcfl.data.partition import ExampleRows
 from hpcfl.local.block_batches import MAX_INDICES, BatchMaker, BlockBatches
 from hpcfl.local.examples import ExampleSource, InMemory, example_source, resident
 from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
-from hpcfl.local.step import BatchIndices, ClientTask, Local, number
+from hpcfl.local.section import Local
+from hpcfl.local.task import BatchIndices, ClientTask, number
 from hpcfl.models.losses import terms
 from hpcfl.seeds import key, stream
 from hpcfl.types import Batch, IntArray

@@ -15,7 +15,7 @@ from hpcfl.errors import (
     traceback_hint,
     user_code_location,
 )
-from hpcfl.local.step import ClientTask
+from hpcfl.local.task import ClientTask
 
 
 class client_errors:

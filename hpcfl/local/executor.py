@@ -13,7 +13,7 @@ from hpcfl.local.lanes import LaneGradients, Lanes
 from hpcfl.local.layers import PAD_MULTIPLE
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import ClientResult, ClientTask
+from hpcfl.local.task import ClientResult, ClientTask
 from hpcfl.types import Vector
 
 MAX_BLOCK_SIZE = 32  # clients in a block where the job gives no block_size

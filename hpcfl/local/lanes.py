@@ -25,18 +25,12 @@ from hpcfl.local.block import Carry, PaddedGradient, with_received
 from hpcfl.local.block_gradients import Batches, BlockGradients
 from hpcfl.local.cuda_graph import capture
 from hpcfl.local.error_context import client_errors
+from hpcfl.local.gradient import default_generators, unchanged
 from hpcfl.local.layers import PAD_MULTIPLE, LaneLayers, PaddedLayers
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import (
-    ClientResult,
-    ClientTask,
-    ClientTensors,
-    default_generators,
-    local_step,
-    tensors_of,
-    unchanged,
-)
+from hpcfl.local.step import local_step
+from hpcfl.local.task import ClientResult, ClientTask, ClientTensors, tensors_of
 from hpcfl.types import Batch, Vector
 
 ROUND_BYTES = 1 << 30  # of batches that are gathered before their steps

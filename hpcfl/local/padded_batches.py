@@ -10,7 +10,7 @@ from hpcfl.local.block_batches import BatchMaker, PaddedBatch
 from hpcfl.local.block_gradients import Batches
 from hpcfl.local.error_context import client_errors
 from hpcfl.local.examples import to_device
-from hpcfl.local.step import ClientTask
+from hpcfl.local.task import ClientTask
 from hpcfl.types import Batch
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcfl.data.base import Transform
 from hpcfl.local.examples import ExampleSource, to_device
-from hpcfl.local.step import BatchIndices
+from hpcfl.local.task import BatchIndices
 from hpcfl.types import Batch, IntArray, Stored
 
 Item = TypeVar("Item")

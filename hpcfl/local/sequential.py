@@ -8,14 +8,10 @@ import torch
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.local.draws import drawn
 from hpcfl.local.error_context import client_errors
-from hpcfl.local.step import (
-    BatchGradient,
-    ClientResult,
-    ClientTask,
-    Gradient,
-    local_step,
-    number,
-)
+from hpcfl.local.grad import BatchGradient
+from hpcfl.local.gradient import Gradient
+from hpcfl.local.step import local_step
+from hpcfl.local.task import ClientResult, ClientTask, number
 from hpcfl.optim import Descent, Sgd
 from hpcfl.types import Vector
 

@@ -25,7 +25,7 @@ from hpcfl.evaluation.scores import Evaluation
 from hpcfl.evaluation.stopping import StopRule
 from hpcfl.job_file.resume_rules import ending_fingerprint
 from hpcfl.job_file.settings import flatten
-from hpcfl.local.step import Gradient
+from hpcfl.local.gradient import Gradient
 from hpcfl.runner.checkpointer import Checkpointer
 from hpcfl.runner.outputs import Outputs
 from hpcfl.runner.progress import Progress

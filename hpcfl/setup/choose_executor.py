@@ -19,7 +19,7 @@ from hpcfl.errors import ClientError, JobError
 from hpcfl.job.load_run import load_run
 from hpcfl.job.schema import ExecutorName
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
-from hpcfl.local.step import ClientResult, ClientTask
+from hpcfl.local.task import ClientResult, ClientTask
 from hpcfl.local.triton_kernels.blocks import MOST_HIDDEN
 from hpcfl.runs.layout import RunDir
 from hpcfl.setup.components import Components

@@ -52,9 +52,9 @@ from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.examples import ExampleSource
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor, lane_executor
 from hpcfl.local.fine_tuning import FineTuning, Start
+from hpcfl.local.gradient import Gradient
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import buffers, frozen_note, layout_of
 from hpcfl.models.statistics import RunningStatistics, statistics_of
 from hpcfl.models.training_loss import training_loss

@@ -21,7 +21,7 @@ from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState
 from hpcfl.job.schema import load
-from hpcfl.local.step import Gradient
+from hpcfl.local.gradient import Gradient
 from hpcfl.models.losses import LOSSES
 from hpcfl.setup.components import Components, build_components, build_run
 from hpcfl.signals import Signals

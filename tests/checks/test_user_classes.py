@@ -19,7 +19,7 @@ from hpcfl.errors import is_fault_of_hpcfl
 from hpcfl.job.registry import FORMER_HOOKS
 from hpcfl.job.schema import load
 from hpcfl.local.client_pool import ClientPool
-from hpcfl.local.step import Gradient
+from hpcfl.local.gradient import Gradient
 from hpcfl.models.linear import Linear
 from hpcfl.models.losses import squared
 from hpcfl.setup.components import build_components

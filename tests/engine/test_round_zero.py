@@ -122,6 +122,6 @@ def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):
 
     loaded = load(job(tmp_path))
     monkeypatch.setattr("hpcfl.runner.start.check_components", lambda components, *, resumed: ())
-    monkeypatch.setattr("hpcfl.local.step.Gradient.full", broken)
+    monkeypatch.setattr("hpcfl.local.gradient.Gradient.full", broken)
     with pytest.raises(ClientError, match="client 0, round 0, full gradient"):
         start(loaded, tmp_path / "run")

@@ -13,7 +13,7 @@ from hpcfl.data.sources.arrays import cast
 from hpcfl.errors import JobError
 from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.padded_batches import PaddedBatches
-from hpcfl.local.step import Local
+from hpcfl.local.section import Local
 from hpcfl.types import Examples
 
 torch.set_num_threads(1)

@@ -8,9 +8,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcfl.local.block_gradients import BlockGradients
+from hpcfl.local.gradient import Gradient
 from hpcfl.local.layers import VmapLayers, stacked
 from hpcfl.local.padded_batches import PaddedBatches
-from hpcfl.local.step import ClientTask, Gradient
+from hpcfl.local.task import ClientTask
 from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
 from hpcfl.models.dropout import dropouts, replace_dropout

@@ -15,7 +15,8 @@ from hpcfl.evaluation.scores import Evaluation
 from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.examples import example_source
-from hpcfl.local.step import Gradient, Local, _recurrent_layers_in_training
+from hpcfl.local.gradient import Gradient, _recurrent_layers_in_training
+from hpcfl.local.section import Local
 from hpcfl.models.flat_vector import flatten, parameters
 from hpcfl.models.losses import LOSSES, tokens
 from hpcfl.models.word_lstm import WordLstm

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpcfl.local.step import BatchGradient, Gradient, clipped
+from hpcfl.local.grad import BatchGradient
+from hpcfl.local.gradient import Gradient, clipped
 from hpcfl.models.dropout import Dropout, replace_dropout
 from hpcfl.models.flat_vector import flatten, load, parameters
 from hpcfl.types import Batch

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from hpcfl.local.step import Local
+from hpcfl.local.section import Local
 
 
 def rates(rounds, **local):

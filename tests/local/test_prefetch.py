@@ -12,7 +12,7 @@ from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.sources.arrays import cast
 from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.examples import Chunks
-from hpcfl.local.step import Local
+from hpcfl.local.section import Local
 from hpcfl.types import Examples
 
 torch.set_num_threads(1)

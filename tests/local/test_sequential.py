@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.local.gradient import Gradient
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import Gradient
 from hpcfl.models.flat_vector import layout_of
 from hpcfl.optim import Descent, Sgd
 from tests.algorithms.facts import COHORT

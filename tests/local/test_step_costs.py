@@ -19,9 +19,10 @@ from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.local.block import Block
 from hpcfl.local.block_gradients import Batches, BlockGradients
+from hpcfl.local.gradient import Gradient
 from hpcfl.local.padded_batches import PaddedBatches, Step
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import Gradient, tensors_of
+from hpcfl.local.task import tensors_of
 from hpcfl.models import MODELS
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import layout_of

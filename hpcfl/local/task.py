@@ -1,0 +1,62 @@
+"""A client's local training in one round: its task and its result."""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpcfl.algorithms.facts import Client
+from hpcfl.data.partition import ExampleRows
+from hpcfl.types import Batch, IntArray, Vector
+
+
+class BatchIndices(NamedTuple):
+    """The examples of one local step, among those of its client."""
+
+    positions: ExampleRows  # [B], from 0 to n_i - 1
+    draws: IntArray | None  # [B], see ``Transform``; None where nothing is augmented
+
+
+class ClientTask(NamedTuple):
+    """One client's local training in one round: the input of an executor."""
+
+    client_id: int
+    round: int
+    seed: int  # of the job
+    client: Client
+    batches: Iterator[Batch]
+    """The batch of each local step."""
+    full_batches: Iterator[tuple[int, Batch]]
+    """All examples without augmentation, each batch with the number of terms of its mean loss."""
+    dropout_seed: int
+    """Of the first local step; the seed of each further step is larger by 1."""
+    batch_indices: Iterator[BatchIndices]
+    """The indices of the same batches, for a block that gathers those of many clients at once."""
+
+
+class ClientResult(NamedTuple):
+    """The result of one client's local training in one round."""
+
+    upload: Any
+    state: Any
+    loss: Tensor  # 0-d, the mean over its local steps of the batch loss
+    local_model: Vector  # [P], the last local model; [0] unless ``local_models`` is True
+
+
+@lru_cache(1 << 16)
+def number(value: float) -> Tensor:
+    """A 0-d tensor; hooks change nothing in place, so that one serves all clients.
+
+    Never of integers: a Python float to the power of such a tensor is float32.
+    """
+    return torch.tensor(value, dtype=torch.float64)
+
+
+ClientTensors = Mapping[str, Any]
+
+
+def tensors_of(client: Client) -> ClientTensors:
+    """What a client has, by field: ``vmap`` and graphs take tensors, and no None."""
+    return {field: value for field, value in client._asdict().items() if value is not None}
