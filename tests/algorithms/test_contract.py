@@ -265,7 +265,7 @@ def test_an_algorithm_tells_its_round_and_its_source(path):
 
 def test_algorithms_import_types_and_torch_alone():
     known = {"abc", "collections", "copy", "dataclasses", "functools", "itertools", "math", "types"}
-    for path in FILES:
+    for path in FILES[1:]:  # but __init__.py, which imports them when they are asked for
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 top = node.module.split(".")[0]

@@ -8,7 +8,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import yaml
 
 from hpcfl.callbacks import tracker
 from hpcfl.engine.callbacks import RunStart
@@ -277,25 +276,6 @@ def test_a_tracker_that_hpcfl_does_not_know(job, refused):
     line = refused("check", job, "callbacks=[wandbb]")
     assert "callbacks.0: found 'wandbb', expected mlflow, tensorboard, wandb or a dotted" in line
     assert line.endswith("did you mean wandb?")
-
-
-@pytest.mark.parametrize(
-    "old, new",
-    [
-        ("log.tensorboard=true", "log.tensorboard: is no key any more; say callbacks: [tensorb"),
-        ("log.tracker=wandb", "log.tracker: is no key any more; say callbacks: [wandb] or"),
-        ("log.tracker={name: mlflow}", "log.tracker: is no key any more; say callbacks: [wandb]"),
-    ],
-)
-def test_keys_of_earlier_versions(job, refused, old, new):
-    assert new in refused("check", job, old)
-
-
-def test_keys_of_earlier_versions_that_ask_for_nothing(job, hpcfl, run):
-    """As every run of an earlier version has them in its job.yaml."""
-    old = ("log.tensorboard=auto", "log.tracker=null")
-    assert hpcfl("run", job, *old, "--out", run).code == 0
-    assert "log" not in yaml.safe_load((run / "job.yaml").read_text())
 
 
 FAKE = """\
