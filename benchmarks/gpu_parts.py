@@ -348,7 +348,7 @@ def rehearsal() -> Iterator[None]:
     from tests.gpu.fake_cuda import fake_cuda
 
     # The simulated graphs repeat operations of torch, and an interpreted kernel is none.
-    with fake_cuda(), patch("hpcfl.local.executor.CudaGraphStep", lambda step: step):
+    with fake_cuda(), patch("hpcfl.local.block.CudaGraphStep", lambda step: step):
         yield
 
 

@@ -23,7 +23,7 @@ from hpcfl.engine.hook_rules import (
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
-from hpcfl.local.grad import BatchGradient
+from hpcfl.local.grad import StepGrad
 from hpcfl.local.gradient import check_terms
 from hpcfl.setup.components import Components
 from hpcfl.types import Vector
@@ -128,7 +128,7 @@ def _member(
     return Member(state, about, grad)
 
 
-class _TrialGradient(BatchGradient):
+class _TrialGradient(StepGrad):
     """The gradient of a client's batch; errors of the model are named as the model's.
 
     Those of the function that makes the terms of a loss are the algorithm's.
@@ -139,10 +139,10 @@ class _TrialGradient(BatchGradient):
     ) -> None:
         self._trial, self._own, self._first = trial, trial.batches[client], seed
         self._known, self._count = known, 0
-        super().__init__(trial.gradient, self._own, seed)
+        super().__init__(trial.gradient.on(self._own, seed))
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
-        self._calls.check()
+        self._require_outside()
         if loss is not None:
 
             def terms(forward: Forward) -> Tensor:
@@ -162,7 +162,7 @@ class _TrialGradient(BatchGradient):
         return found
 
     def forward(self, point: Vector) -> Forward:
-        self._calls.check()
+        self._require_outside()
         with self._trial.model_errors(self._own), restored():
             return super().forward(point)
 

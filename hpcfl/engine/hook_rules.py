@@ -28,7 +28,7 @@ from hpcfl.engine.statistics import WithStatistics
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.local.draws import drawn
 from hpcfl.local.gradient import check_terms
-from hpcfl.local.step import local_step
+from hpcfl.local.step import Carry, local_step
 from hpcfl.optim import Descent
 from hpcfl.store.schema import STORED
 from hpcfl.types import Vector
@@ -349,10 +349,10 @@ def call_client_hooks(
     checked, (state, client, grad) = CheckedAlgorithm(algorithm, message.x), member
     local = checked.begin(message, state, client)
     y = checked.first_point(message, state, client).clone()
-    step = local_step(checked, descent, y, local, descent.init(y), grad, client)
-    y = step.start - step.scale * client.lr * step.along
+    carry = Carry(y, local, descent.init(y))
+    y, local, _ = local_step(checked, descent, carry, grad, client)
     client = client._replace(draws=drawn(algorithm.client_draws, y, 0, 0, 0))
-    upload, kept = checked.finish(y, step.local, message, state, client)
+    upload, kept = checked.finish(y, local, message, state, client)
     return ClientHookResults(upload, kept, y)
 
 

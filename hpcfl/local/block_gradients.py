@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,25 +11,18 @@ from torch.func import functional_call, vmap
 
 from hpcfl.algorithms.facts import Forward, LossTerms
 from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.local.grad import BatchFunction
 from hpcfl.local.gradient import as_forward, check_terms, clipped
 from hpcfl.local.layers import Convolutions, PaddedLayers, VmapLayers
+from hpcfl.local.padded_batches import PaddedBatch
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
 from hpcfl.models.flat_vector import last_dense, layout_of
 from hpcfl.models.losses import TermLoss
 from hpcfl.models.statistics import RunningStatistics
-from hpcfl.types import Batch
+from hpcfl.types import Batch, Vector
 
 _ROUNDING = 0.05  # of a gradient's norm: more than the rounding of bfloat16
-
-
-class Batches(NamedTuple):
-    """One batch of each of K clients, all padded to B examples."""
-
-    inputs: Tensor  # [K, B, ...]
-    labels: Tensor  # [K, B, ...]
-    counts: Tensor  # [K, B], 1 for an example and 0 for padding
-    seeds: Tensor  # [K] int64, of the dropout masks
 
 
 class BlockGradients:
@@ -68,7 +61,7 @@ class BlockGradients:
     def __call__(
         self,
         points: Tensor,
-        batches: Batches,
+        batches: PaddedBatch,
         terms: LossTerms | None = None,
         statistics: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
@@ -92,7 +85,7 @@ class BlockGradients:
         found = losses.detach(), whole
         return found if statistics is None else (*found, moved)
 
-    def forward(self, points: Tensor, batches: Batches) -> tuple[Tensor, ...]:
+    def forward(self, points: Tensor, batches: PaddedBatch) -> tuple[Tensor, ...]:
         """The fields of ``Forward``, of every client [K, ...], without gradient."""
         with torch.no_grad():
             found: tuple[Tensor, ...]
@@ -100,6 +93,16 @@ class BlockGradients:
                 self._views(points), batches, lambda made, counts: tuple(made)
             )
         return found
+
+    def on(self, batches: PaddedBatch, call: Callable[..., Any]) -> BatchFunction:
+        """The loss of one client's batch.
+
+        Args:
+            batches: of all clients of a block, or of the one of a lane.
+            call: calls a function of their tensors with those of the client, as ``stacked`` does
+                inside the block's ``vmap``.
+        """
+        return _PaddedBatchFunction(self, batches, call)
 
     def probe(self, x: Tensor, pair: Batch) -> None:
         """Try the model on batches of one and of two examples, of two clients.
@@ -118,7 +121,7 @@ class BlockGradients:
         for width in (1, 2):
             inputs, labels = (leaf[:1].expand(width, *leaf.shape[1:]) for leaf in pair)
             counts = torch.ones(width, device=x.device)
-            batches = Batches(*map(self._of_two, (inputs, labels, counts, seed)))
+            batches = PaddedBatch(*map(self._of_two, (inputs, labels, counts, seed)))
             with torch.no_grad():
                 self._losses(self._views(point), batches)
         inputs = pair.inputs
@@ -130,7 +133,7 @@ class BlockGradients:
         for padding in (0, 1):
             inputs, labels = (torch.cat([leaf, leaf[:padding]]) for leaf in pair)
             counts = torch.tensor([1.0, 1.0, 0.0][: 2 + padding], device=x.device)
-            batches = Batches(*map(self._of_two, (inputs, labels, counts, seed)))
+            batches = PaddedBatch(*map(self._of_two, (inputs, labels, counts, seed)))
             grads.append(self(point, batches)[1])
         alone, padded = grads
         if (padded - alone).norm() > _ROUNDING * alone.norm():
@@ -150,7 +153,7 @@ class BlockGradients:
     def _losses(
         self,
         views: Sequence[Tensor],
-        batches: Batches,
+        batches: PaddedBatch,
         terms: LossTerms | None = None,
         statistics: Tensor | None = None,
     ) -> tuple[tuple[Tensor, Tensor], Tensor]:
@@ -174,7 +177,7 @@ class BlockGradients:
     def _of_forward(
         self,
         views: Sequence[Tensor],
-        batches: Batches,
+        batches: PaddedBatch,
         function: Callable[[Forward, Tensor], tuple[Tensor, ...]],
         statistics: Tensor | None = None,
     ) -> tuple[Any, Tensor]:
@@ -189,7 +192,7 @@ class BlockGradients:
     def _each(
         self,
         views: Sequence[Tensor],
-        batches: Batches,
+        batches: PaddedBatch,
         function: Callable[[Tensor, Tensor, Tensor], Any],
         statistics: Tensor | None = None,
     ) -> tuple[Any, Tensor]:
@@ -244,6 +247,30 @@ class BlockGradients:
     def _of_two(self, leaf: Tensor) -> Tensor:
         """The same tensor for two clients."""
         return leaf.expand(2, *leaf.shape)
+
+
+class _PaddedBatchFunction:
+    """See ``BatchFunction``."""
+
+    def __init__(
+        self, gradients: BlockGradients, batches: PaddedBatch, call: Callable[..., Any]
+    ) -> None:
+        self._gradients, self._batches, self._call = gradients, batches, call
+
+    def gradient(
+        self, point: Vector, terms: LossTerms | None, statistics: Vector | None
+    ) -> tuple[Tensor, Vector, Vector | None]:
+        value, gradient, *moved = self._call(
+            lambda points, *before: self._gradients(points, self._batches, terms, *before),
+            point,
+            *(() if statistics is None else (statistics,)),
+        )
+        return value, gradient, moved[0] if moved else None
+
+    def forward(self, point: Vector) -> Forward:
+        return Forward(
+            *self._call(lambda points: self._gradients.forward(points, self._batches), point)
+        )
 
 
 def _holders(model: nn.Module) -> dict[str, list[str]]:

@@ -16,8 +16,8 @@ from hpcfl.cohort.participation import OF_JOB
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
 from hpcfl.data.partition import ExampleRows
-from hpcfl.local.block_batches import MAX_INDICES, BatchMaker, BlockBatches
 from hpcfl.local.examples import ExampleSource, InMemory, example_source, resident
+from hpcfl.local.padded_batches import MAX_INDICES, BlockBatches, Stack
 from hpcfl.local.prefetch import BatchPrefetcher, JoinedClients, groups_of
 from hpcfl.local.section import Local
 from hpcfl.local.task import BatchIndices, ClientTask, number
@@ -176,7 +176,7 @@ class ClientPool:
 
     def _task(self, client: int, round: int, steps: int, batches: Iterator[Batch]) -> ClientTask:
         """The task of a client with ``steps`` local steps on these batches."""
-        count = self.examples[client]
+        count, lr = self.examples[client], self._local_lr(round)
         return ClientTask(
             client_id=client,
             round=round,
@@ -185,10 +185,12 @@ class ClientPool:
                 round=number(round),
                 step=number(0),
                 steps=number(steps),
-                lr=number(self._local_lr(round)),
+                lr=number(lr),
                 examples=number(count),
                 label_counts=self._label_counts(client),
             ),
+            steps=steps,
+            lr=lr,
             batches=self._timed(batches, steps),
             full_batches=self._full_batches(client),
             # key() fits an int64; one bit less, so that adding the step number cannot overflow.
@@ -287,7 +289,7 @@ class ClientPool:
         source = self.train_source
         return source if self._personal is None and isinstance(source, InMemory) else None
 
-    def block_batches(self) -> BatchMaker | None:
+    def block_batches(self) -> Stack | None:
         """A function that gathers the batches of several clients at once.
 
         None where the batches must be made task by task: the examples are in a file that is read

@@ -1,127 +1,142 @@
-"""The interface of executors, and how those for many clients at once are built."""
+"""What all executors have in common: they train the clients of a rank, K at a time."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from hpcfl.local.block import Block, StepFunction
-from hpcfl.local.block_gradients import BlockGradients
-from hpcfl.local.client_pool import ClientPool
-from hpcfl.local.cuda_graph import CudaGraphStep
-from hpcfl.local.lanes import LaneGradients, Lanes
-from hpcfl.local.layers import PAD_MULTIPLE
-from hpcfl.local.padded_batches import PaddedBatches
-from hpcfl.local.sequential import Sequential
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.facts import Client
+from hpcfl.local.draws import drawn
+from hpcfl.local.error_context import client_errors
+from hpcfl.local.gradient import Gradient
+from hpcfl.local.step import Carry
 from hpcfl.local.task import ClientResult, ClientTask
+from hpcfl.optim import Descent
 from hpcfl.types import Vector
 
 MAX_BLOCK_SIZE = 32  # clients in a block where the job gives no block_size
 
 
-class Executor(Protocol):
-    """Trains clients; see ``hpcfl.local.sequential``, the reference."""
+class Executor(ABC):
+    """Trains the clients of a rank, in the order of their tasks.
+
+    Args:
+        algorithm: of the job.
+        gradient: of the model.
+        descent: the optimiser of the local steps.
+        size: K, the clients that are trained at once.
+        shared: for each field of a client's state, whether it is the model that the client
+            received, where hooks are given a copy of that; else empty.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        gradient: Gradient,
+        descent: Descent,
+        size: int = 1,
+        shared: Sequence[bool] = (),
+    ) -> None:
+        self.algorithm, self.gradient, self.descent = algorithm, gradient, descent
+        self._size, self._shared = size, shared
 
     def full_gradients(
         self, points: Sequence[Vector], tasks: Iterable[ClientTask]
     ) -> list[tuple[Vector, ...]]:
-        """Each client's gradients at these points of its mean loss over all its examples."""
-        ...
+        """Each client's gradients at these points of its mean loss over all its examples.
+
+        Client after client, whatever K: these batches are large enough for one.
+
+        Raises:
+            ClientError: a client's data or the model raised.
+        """
+        gradients = []
+        for task in tasks:
+            with client_errors(task, "full gradient"):
+                gradients.append(self.gradient.full(points, task.full_batches))
+        return gradients
 
     def train(
         self,
         message: Any,
         tasks: Sequence[ClientTask],
-        states: list[Any],
+        states: Sequence[Any],
         *,
         local_models: bool = False,
     ) -> list[ClientResult]:
-        """Train the client of every task, all from the same message."""
-        ...
+        """Train the clients of all tasks, from the same message.
+
+        Args:
+            message: from the server to the clients of the cohort.
+            tasks: of the clients that this rank trains.
+            states: of these clients.
+            local_models: whether to return their last local models too.
+
+        Raises:
+            ClientError: a client's data, the model or the algorithm raised.
+        """
+        results: list[ClientResult] = []
+        for k in range(0, len(tasks), self._size):
+            some = slice(k, k + self._size)
+            for result in self._train(message, tasks[some], states[some]):
+                state = self._with_received(result.state, message.x)
+                model = result.local_model if local_models else None
+                results.append(result._replace(state=state, local_model=model))
+        return results
+
+    @abstractmethod
+    def _train(
+        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
+    ) -> list[ClientResult]:
+        """Train at most K clients; the results have their local models."""
+
+    def _begin(self, message: Any, state: Any, client: Client) -> Carry:
+        """What a client carries into its first step."""
+        local = self.algorithm.begin(message, state, client)
+        y = self.algorithm.first_point(message, state, client)
+        return Carry(y, local, self.descent.init(y))
+
+    def _draws(self, message: Any, task: ClientTask) -> dict[str, Vector]:
+        """The random vectors that the algorithm asks for."""
+        wanted = self.algorithm.client_draws
+        return drawn(wanted, message.x, task.seed, task.round, task.client_id)
+
+    def _finish(self, message: Any, state: Any, client: Client, carry: Carry) -> tuple[Any, Any]:
+        """A client's upload and its new state."""
+        found: tuple[Any, Any] = self.algorithm.finish(carry.y, carry.local, message, state, client)
+        return found
+
+    def _with_received(self, state: Any, x: Vector) -> Any:
+        """The state of a client, where the shared fields are the received model itself."""
+        if not any(self._shared):
+            return state
+        fields = zip(self._shared, state, strict=True)
+        return type(state)(*(x if same else leaf for same, leaf in fields))
 
 
-def block_executor(
-    sequential: Sequential,
-    clients: ClientPool,
-    x: Vector,
-    *,
-    shared: Sequence[bool],
-    size: int,
-    triton: bool = False,
-) -> Block:
-    """The block executor of ``size`` clients; on a GPU it replays one CUDA graph a step.
+class ClientByClient(Executor):
+    """Calls the hooks before and after the local steps for one client after the other."""
 
-    Args:
-        sequential: whose algorithm, model, loss and precision it takes.
-        clients: give the width of the widest batch, and an example.
-        x: [P], any point: the model is tried there.
-        shared: for each field of a client's state, whether it is the model that the client
-            received.
-        size: K.
-        triton: compute layers by Triton kernels, on a GPU.
+    def _train(
+        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
+    ) -> list[ClientResult]:
+        carries = []
+        for task, state in zip(tasks, states, strict=True):
+            with client_errors(task, "begin"):
+                carries.append(self._begin(message, state, task.client))
+        results = []
+        carries, losses = self._take_steps(tasks, carries)
+        for task, state, carry, loss in zip(tasks, states, carries, losses, strict=True):
+            with client_errors(task, "finish"):
+                client = task.client._replace(draws=self._draws(message, task))
+                upload, after = self._finish(message, state, client, carry)
+            results.append(ClientResult(upload, after, loss, carry.y))
+        return results
 
-    Raises:
-        Exception: whatever the model raises where it cannot be computed for many clients at once.
-    """
-    cuda, gradient = x.device.type == "cuda", sequential.gradient
-    # Grouped convolutions are the faster ones on a CPU (1.8 times on LeNet), and slow on GPUs.
-    gradients = BlockGradients(
-        gradient.model,
-        gradient.loss,
-        "triton" if triton else "products" if cuda else "grouped",
-        bf16=gradient.bf16,
-        clip=gradient.clip,
-        statistics=gradient.statistics,
-    )
-    gradients.probe(x, clients.examples_to_try())
-    width = padded_width(clients.width, x.device, bf16=gradient.bf16)
-    batches = PaddedBatches(size, width, clients.block_batches())
-    return Block(sequential, gradients, batches, shared, CudaGraphStep if cuda else _unchanged)
-
-
-def lane_executor(
-    sequential: Sequential, clients: ClientPool, x: Vector, *, shared: Sequence[bool], size: int
-) -> Lanes:
-    """The executor of ``size`` lanes, for a GPU.
-
-    Args:
-        sequential: whose algorithm, model, loss and precision it takes.
-        clients: give the width of the widest batch, and an example.
-        x: [P], any point: the model is tried there.
-        shared: for each field of a client's state, whether it is the model that the client
-            received.
-        size: K.
-
-    Raises:
-        Exception: whatever the model raises where it cannot be computed for padded batches.
-    """
-    gradient = sequential.gradient
-    gradients = LaneGradients(
-        gradient.model,
-        gradient.loss,
-        bf16=gradient.bf16,
-        clip=gradient.clip,
-        statistics=gradient.statistics,
-    )
-    pair = clients.examples_to_try()
-    gradients.probe(x, pair)
-    batches = PaddedBatches(size, clients.width, clients.block_batches())
-    most = int(clients.steps_per_round.max())
-    return Lanes(sequential, gradients, batches, pair, shared, most)
-
-
-def padded_width(examples: int, device: torch.device, *, bf16: bool) -> int:
-    """The width to which a block pads its batches, the widest of which has so many examples.
-
-    On a CPU a multiple of ``PAD_MULTIPLE``, or half of it for elements of 4 bytes: kernels round
-    the examples left over by whole vectors differently, and a client's bits would depend on its
-    slot in the block.  A GPU's kernels treat all examples alike.
-    """
-    if device.type == "cuda":
-        return examples
-    multiple = PAD_MULTIPLE if bf16 else PAD_MULTIPLE // 2
-    return -(-examples // multiple) * multiple
-
-
-def _unchanged(step: StepFunction) -> StepFunction:
-    return step
+    @abstractmethod
+    def _take_steps(
+        self, tasks: Sequence[ClientTask], carries: list[Carry]
+    ) -> tuple[list[Carry], Sequence[Tensor]]:
+        """All local steps of at most K clients: what they carry, and the means of their losses."""

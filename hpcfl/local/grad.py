@@ -1,73 +1,81 @@
-"""The gradient that hooks call in a local step, see ``Grad``."""
+"""The gradient that hooks call in a local step."""
+
+from typing import Protocol
 
 from torch import Tensor
 
 from hpcfl.algorithms.facts import Forward, LossTerms
 from hpcfl.errors import BrokenRuleError
-from hpcfl.local.gradient import Gradient
-from hpcfl.types import Batch, Vector
+from hpcfl.types import Vector
 
 
-class OneAtATime:
-    """Refuses calls of ``grad`` inside the function that makes the terms of a loss.
+class BatchFunction(Protocol):
+    """A model's loss on the batch of one local step, as a function of its flat vector."""
 
-    The parameters would be others when the gradient is computed.
+    def gradient(
+        self, point: Vector, terms: LossTerms | None, statistics: Vector | None
+    ) -> tuple[Tensor, Vector, Vector | None]:
+        """The job's mean loss, the gradient [P], and the running statistics after the batch.
+
+        Args:
+            point: [P].
+            terms: of the loss whose mean has the gradient; None: those of the job's loss.
+            statistics: [Q], before the batch; None where none are moved.
+        """
+        ...
+
+    def forward(self, point: Vector) -> Forward:
+        """What the model makes of the batch at ``point``, without gradient."""
+        ...
+
+
+class StepGrad:
+    """``hpcfl.algorithms.facts.Grad`` of one client in one local step.
+
+    The first call keeps the loss and moves the running statistics.  Calls inside the function that
+    makes the terms of a loss are refused: the parameters would be others when the gradient is
+    computed.
     """
 
-    __slots__ = ("_inside",)
+    __slots__ = ("_batch", "_in_terms", "loss", "statistics")
 
-    def __init__(self) -> None:
-        self._inside = False
+    def __init__(self, batch: BatchFunction) -> None:
+        self._batch, self._in_terms = batch, False
+        self.loss: Tensor | None = None
+        """Of the job, at the point of the first call."""
+        self.statistics: Vector | None = None
+        """[Q], which the first call moves; None where none are moved."""
 
-    def check(self) -> None:
-        """Raise BrokenRuleError inside such a function."""
-        if self._inside:
+    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
+        """The gradient at ``point``."""
+        self._require_outside()
+        terms = None if loss is None else self._marked(loss)
+        if self.loss is not None:
+            _, gradient, _ = self._batch.gradient(point, terms, None)
+            return gradient
+        self.loss, gradient, self.statistics = self._batch.gradient(point, terms, self.statistics)
+        return gradient
+
+    def forward(self, point: Vector) -> Forward:
+        """What the model makes of the batch at ``point``, without gradient."""
+        self._require_outside()
+        return self._batch.forward(point)
+
+    def _require_outside(self) -> None:
+        """Refuse a call inside the function that makes the terms of a loss."""
+        if self._in_terms:
             raise BrokenRuleError(
                 "grad is called inside the function of a loss; call grad and grad.forward before"
             )
 
-    def guarded(self, terms: LossTerms) -> LossTerms:
-        """The same function, inside which ``check`` raises."""
+    def _marked(self, terms: LossTerms) -> LossTerms:
+        """The same function, inside which calls are refused."""
 
         def inside(forward: Forward) -> Tensor:
-            self._inside = True
+            self._in_terms = True
             try:
                 return terms(forward)
             finally:
-                self._inside = False
+                self._in_terms = False
 
         return inside
-
-
-class BatchGradient:
-    """The gradient of one step's batch: see ``Grad``, which a hook may call several times."""
-
-    __slots__ = ("_batch", "_calls", "_gradient", "_seed", "loss", "statistics")
-
-    def __init__(self, gradient: Gradient, batch: Batch, seed: int) -> None:
-        self._gradient, self._batch, self._seed = gradient, batch, seed
-        self._calls = OneAtATime()
-        self.loss: Tensor | None = None  # of the job, at the point of the first call
-        self.statistics: Vector | None = None  # [Q], which the first call moves; or None
-
-    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
-        """The gradient at ``point``."""
-        self._calls.check()
-        moved = self._gradient.statistics if self.loss is None else None
-        if moved is not None and self.statistics is not None:
-            moved.load(self.statistics)
-        if loss is None:
-            value, grad = self._gradient.stochastic(point, self._batch, self._seed)
-        else:
-            terms = self._calls.guarded(loss)
-            value, grad = self._gradient.of_terms(point, self._batch, self._seed, terms)
-        if moved is not None:
-            self.statistics = moved.taken()
-        if self.loss is None:
-            self.loss = value
-        return grad
-
-    def forward(self, point: Vector) -> Forward:
-        """What the model makes of the batch at ``point``, without gradient."""
-        self._calls.check()
-        return self._gradient.forward(point, self._batch, self._seed)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hpcfl.algorithms.facts import Forward, LossTerms
 from hpcfl.errors import BrokenRuleError
 from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.local.grad import BatchFunction
 from hpcfl.local.layers import aligned
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
@@ -56,6 +57,10 @@ class Gradient:
         )
         self._viewed: Vector | None = None  # the vector of which the parameters are views
         self._seed_layers = LayerSeeds(model)
+
+    def on(self, batch: Batch, seed: int) -> BatchFunction:
+        """The loss of the batch of one local step; dropout masks follow from ``seed``."""
+        return _OneBatch(self, batch, seed)
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
         """Mean loss and gradient on a batch, clipped; dropout masks follow from ``seed``."""
@@ -180,6 +185,30 @@ class Gradient:
     def _loss_and_grads(self, point: Vector, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         value = self.loss(self._outputs(point, batch.inputs), batch.labels)
         return value.detach(), torch.autograd.grad(value, self._parameters)
+
+
+class _OneBatch:
+    """See ``BatchFunction``."""
+
+    __slots__ = ("_batch", "_gradient", "_seed")
+
+    def __init__(self, gradient: Gradient, batch: Batch, seed: int) -> None:
+        self._gradient, self._batch, self._seed = gradient, batch, seed
+
+    def gradient(
+        self, point: Vector, terms: LossTerms | None, statistics: Vector | None
+    ) -> tuple[Tensor, Vector, Vector | None]:
+        gradient, moved = self._gradient, None if statistics is None else self._gradient.statistics
+        if moved is not None and statistics is not None:
+            moved.load(statistics)
+        if terms is None:
+            value, grad = gradient.stochastic(point, self._batch, self._seed)
+        else:
+            value, grad = gradient.of_terms(point, self._batch, self._seed, terms)
+        return value, grad, None if moved is None else moved.taken()
+
+    def forward(self, point: Vector) -> Forward:
+        return self._gradient.forward(point, self._batch, self._seed)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ A client's bits depend neither on its lane nor on their number.  Equal to ``Sequ
 rounding, as batches are padded.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -21,18 +21,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.facts import Client
-from hpcfl.local.block import Carry, PaddedGradient, with_received
-from hpcfl.local.block_gradients import Batches, BlockGradients
+from hpcfl.local.block_gradients import BlockGradients
+from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.cuda_graph import capture
 from hpcfl.local.error_context import client_errors
+from hpcfl.local.executor import ClientByClient, Executor
+from hpcfl.local.grad import StepGrad
 from hpcfl.local.gradient import default_generators, unchanged
 from hpcfl.local.layers import PAD_MULTIPLE, LaneLayers, PaddedLayers
-from hpcfl.local.padded_batches import PaddedBatches, Step
-from hpcfl.local.sequential import Sequential
-from hpcfl.local.step import local_step
-from hpcfl.local.task import ClientResult, ClientTask, ClientTensors, tensors_of
+from hpcfl.local.padded_batches import PaddedBatch, PaddedBatches
+from hpcfl.local.step import Carry, local_step
+from hpcfl.local.task import ClientTask, ClientTensors, tensors_of
 from hpcfl.types import Batch, Vector
 
+Slot = tuple[Carry, ClientTensors]  # what a client carries, and what it has
 ROUND_BYTES = 1 << 30  # of batches that are gathered before their steps
 
 
@@ -76,132 +78,127 @@ def no_draws(device: torch.device) -> Iterator[None]:
             raise NotImplementedError("a layer that draws from torch's generator")
 
 
-class Lanes:
-    """Trains the clients of a rank in K lanes.
+class Lanes(ClientByClient):
+    """Trains the clients of a rank in K lanes; see ``Executor``.
 
     Args:
-        sequential: the executor for one client at a time; its algorithm and its optimiser apply
-            here too.
+        one: the executor for one client at a time; its algorithm, model and optimiser apply here
+            too.
         gradients: of one client.
         batches: pads the clients' batches to one width, and gathers those of K clients at once.
         pair: two examples, whose order in memory the batches have in lanes.
-        shared: for each field of a client's state, whether it is the model that the client
-            received.
+        shared: see ``Executor``.
         most_steps: of a client in a round.
     """
 
     def __init__(
         self,
-        sequential: Sequential,
+        one: Executor,
         gradients: LaneGradients,
         batches: PaddedBatches,
         pair: Batch,
         shared: Sequence[bool],
         most_steps: int,
     ) -> None:
-        self._sequential, self._algorithm = sequential, sequential.algorithm
-        self._gradients, self._batches, self._size = gradients, batches, batches.size
+        super().__init__(one.algorithm, one.gradient, one.descent, batches.size, shared)
+        self._gradients, self._batches = gradients, batches
         self._orders = (*map(_order, pair), [0])
-        self._shared, self._most_steps = shared, most_steps
+        self._most_steps = most_steps
         self._memory: _Memory | None = None
 
-    def full_gradients(
-        self, points: Sequence[Vector], tasks: Iterable[ClientTask]
-    ) -> list[tuple[Vector, ...]]:
-        """Full gradients by ``Sequential``: their batches are large enough for one client."""
-        return self._sequential.full_gradients(points, tasks)
-
-    def train(
-        self,
-        message: Any,
-        tasks: Sequence[ClientTask],
-        states: list[Any],
-        *,
-        local_models: bool = False,
-    ) -> list[ClientResult]:
-        """Train as ``Sequential.train`` does, K clients at a time.
-
-        Raises:
-            ClientError: a client's data, the model or the algorithm raised.
-        """
-        results: list[ClientResult] = []
-        for k in range(0, len(tasks), self._size):
-            some = tasks[k : k + self._size]
-            carries = [
-                self._sequential.begin(message, task, state)
-                for task, state in zip(some, states[k : k + self._size], strict=True)
-            ]
-            with client_errors(some[0], "step in lanes"):
-                carries, totals = self._run(some, carries)
-            for task, state, (y, local, _), total in zip(
-                some, states[k : k + self._size], carries, totals, strict=True
-            ):
-                upload, after = self._sequential.finish(message, task, state, y, local)
-                after = with_received(after, self._shared, message.x)
-                model = y if local_models else y.new_empty(0)
-                results.append(ClientResult(upload, after, total / task.client.steps, model))
-        return results
+    def _take_steps(
+        self, tasks: Sequence[ClientTask], carries: list[Carry]
+    ) -> tuple[list[Carry], Sequence[Tensor]]:
+        with client_errors(tasks[0], "step in lanes"):
+            return self._run(tasks, carries)
 
     def _run(
-        self, tasks: Sequence[ClientTask], carries: Sequence[Carry]
-    ) -> tuple[list[Carry], Tensor]:
-        """All local steps of at most K clients: what they carry after them, and sums of losses."""
-        steps, work = self._batches.steps(tasks), [int(task.client.steps) for task in tasks]
-        first, memory = next(steps), self._memory
-        clients = [tensors_of(task.client) for task in tasks]
+        self, tasks: Sequence[ClientTask], carries: list[Carry]
+    ) -> tuple[list[Carry], Sequence[Tensor]]:
+        batches, memory = self._batches.steps(tasks), self._memory
+        first = next(batches)
+        slots = [
+            (carry, tensors_of(task.client)) for task, carry in zip(tasks, carries, strict=True)
+        ]
         if memory is None:
-            memory = _Memory(first, self._orders, carries[0], clients[0], self._most_steps)
+            memory = _Memory(first, self._orders, slots[0], self._most_steps)
             memory.capture(self._step)
             self._memory = memory
-        memory.begin(carries, clients, first.batches.seeds)
-        ahead, done = chain([first], steps), 0
-        while done < max(work):
+        memory.begin(slots, first.seeds)
+        ahead, done = chain([first], batches), 0
+        while done < max(task.steps for task in tasks):
             count = memory.fill(ahead)
             for s in range(done, done + count):
-                for lane, own in zip(memory.lanes, work, strict=False):
-                    if s < own:
+                for lane, task in zip(memory.lanes, tasks, strict=False):
+                    if s < task.steps:
                         lane.replay()
             memory.join()
             done += count
-        return [memory.carry(k) for k in range(len(tasks))], memory.totals[: len(tasks)].clone()
+        totals = memory.totals[: len(tasks)].clone()
+        losses = [total / task.client.steps for total, task in zip(totals, tasks, strict=True)]
+        return [memory.carry(k) for k in range(len(tasks))], losses
 
     def _step(self, memory: "_Memory", k: int) -> None:
         """One local step of the client in lane k, in the lane's memory."""
-        y, local, state, tensors = memory.slots[k]
+        carry, tensors = memory.slots[k]
         client = Client(**{**tensors, "step": memory.taken[k].to(torch.float64)})
-        grad = PaddedGradient(self._gradients, memory.batch(k), _call)
-        start, along, scale, *after = local_step(
-            self._algorithm, self._sequential.descent, y, local, state, grad, client
-        )
-        new_y = start - scale * client.lr * along
-        memory.set(k, (new_y, *after))
+        grad = StepGrad(self._gradients.on(memory.batch(k), _call))
+        memory.set(k, local_step(self.algorithm, self.descent, carry, grad, client))
         if grad.loss is not None:
             memory.totals[k].add_(grad.loss)
         memory.at[k].add_(1)
         memory.taken[k].add_(1)
 
 
+def lane_executor(
+    one: Executor, clients: ClientPool, x: Vector, *, shared: Sequence[bool], size: int
+) -> Lanes:
+    """The executor of ``size`` lanes, for a GPU.
+
+    Args:
+        one: whose algorithm, model, loss and precision it takes.
+        clients: give the width of the widest batch, and an example.
+        x: [P], any point: the model is tried there.
+        shared: see ``Executor``.
+        size: K.
+
+    Raises:
+        Exception: whatever the model raises where it cannot be computed for padded batches.
+    """
+    gradient = one.gradient
+    gradients = LaneGradients(
+        gradient.model,
+        gradient.loss,
+        bf16=gradient.bf16,
+        clip=gradient.clip,
+        statistics=gradient.statistics,
+    )
+    pair = clients.examples_to_try()
+    gradients.probe(x, pair)
+    batches = PaddedBatches(size, clients.width, clients.block_batches())
+    most = int(clients.steps_per_round.max())
+    return Lanes(one, gradients, batches, pair, shared, most)
+
+
 class _Memory:
     """What the graphs of K lanes read and write.
 
     Args:
-        step: the first one, for the shapes of batches.
+        batch: the first one, for the shapes.
         orders: of inputs, labels and counts [B, ...]: their dimensions from the longest stride to
             the shortest, which a layer's kernels, and so the bits, may depend on.
-        carry: of any client, for the shapes of what it carries through its steps.
-        client: what it has.
+        slot: what any client carries and has, for the shapes.
         most_steps: of a client in a round.
     """
 
     def __init__(
         self,
-        step: Step,
+        batch: PaddedBatch,
         orders: Sequence[Sequence[int]],
-        carry: Carry,
-        client: ClientTensors,
+        slot: Slot,
         most_steps: int,
     ) -> None:
-        inputs, labels, counts, seeds = step.batches
+        inputs, labels, counts, seeds = batch
         size = sum(leaf.nbytes for leaf in (inputs, labels, counts))
         self.capacity = max(1, min(most_steps, ROUND_BYTES // size))
         """Steps whose batches it has room for."""
@@ -217,9 +214,11 @@ class _Memory:
         """[K], the local steps that each lane's client has taken."""
         self.totals = torch.zeros(len(seeds), dtype=torch.float64, device=seeds.device)
         """[K], the sums of the losses of these steps."""
-        rows = tree_map(lambda leaf: _rows(leaf, len(seeds), seeds.device), (*carry, client))
-        self.slots = [tree_map(lambda leaf, k=k: leaf[k], rows) for k in range(len(seeds))]
-        """Of each lane: y, local quantities, state of the optimiser, and the client."""
+        rows = tree_map(lambda leaf: _rows(leaf, len(seeds), seeds.device), slot)
+        self.slots: list[Slot] = [
+            tree_map(lambda leaf, k=k: leaf[k], rows) for k in range(len(seeds))
+        ]
+        """What the client of each lane carries, and has."""
         self.lanes: list[_Lane] = []
 
     def capture(self, step: Callable[["_Memory", int], None]) -> None:
@@ -227,28 +226,24 @@ class _Memory:
         for k in range(len(self.slots)):
             self.lanes.append(_Lane(partial(step, self, k), self.at.zero_))
 
-    def begin(
-        self, carries: Sequence[Carry], clients: Sequence[ClientTensors], seeds: Tensor
-    ) -> None:
+    def begin(self, slots: Sequence[Slot], seeds: Tensor) -> None:
         """Set the clients of the lanes."""
-        for slot, carry, client in zip(self.slots, carries, clients, strict=False):
-            for own, given in zip(tree_leaves(slot), tree_leaves((*carry, client)), strict=True):
-                own.copy_(given)
+        for own, given in zip(self.slots, slots, strict=False):
+            for leaf, value in zip(tree_leaves(own), tree_leaves(given), strict=True):
+                leaf.copy_(value)
         self._seeds.copy_(seeds)
         self.taken.zero_()
         self.totals.zero_()
 
-    def fill(self, steps: Iterator[Step]) -> int:
+    def fill(self, batches: Iterator[PaddedBatch]) -> int:
         """Set the batches of the next steps; the lanes begin when they are there.
 
         Returns:
             The number of steps: as many as there is room for, or are left.
         """
         count = 0
-        for step in islice(steps, self.capacity):
-            for own, given, order in zip(
-                self._batches, step.batches[:3], self._orders, strict=True
-            ):
+        for batch in islice(batches, self.capacity):
+            for own, given, order in zip(self._batches, batch[:3], self._orders, strict=True):
                 own[count].copy_(given.permute(order))
             count += 1
         self.at.zero_()
@@ -257,18 +252,18 @@ class _Memory:
             lane.stream.wait_stream(main)
         return count
 
-    def batch(self, k: int) -> Batches:
+    def batch(self, k: int) -> PaddedBatch:
         """Within the step of lane k: its next batch."""
         at = self.at[k : k + 1]
         inputs, labels, counts = (
             own[:, k].index_select(0, at)[0].permute(_without_clients(order))
             for own, order in zip(self._batches, self._orders, strict=True)
         )
-        return Batches(inputs, labels, counts, self._seeds[k] + self.taken[k])
+        return PaddedBatch(inputs, labels, counts, self._seeds[k] + self.taken[k])
 
     def set(self, k: int, carry: Carry) -> None:
         """Within the step of lane k: what its client carries to the next step."""
-        old, new = tree_leaves(self.slots[k][:3]), tree_leaves(carry)
+        old, new = tree_leaves(self.slots[k][0]), tree_leaves(carry)
         changed = [
             (before, after) for before, after in zip(old, new, strict=True) if after is not before
         ]
@@ -289,8 +284,8 @@ class _Memory:
 
     def carry(self, k: int) -> Carry:
         """A copy, which the next client of the lane does not overwrite."""
-        y, local, state = tree_map(torch.clone, self.slots[k][:3])
-        return y, local, state
+        copy: Carry = tree_map(torch.clone, self.slots[k][0])
+        return copy
 
 
 class _Lane:

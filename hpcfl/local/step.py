@@ -1,7 +1,8 @@
-"""One local step of a client: the hooks of its algorithm, and the job's optimiser."""
+"""One local step of a client: the hooks of its algorithm, the job's optimiser, the last line."""
 
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from hpcfl.algorithms.facts import Client, Grad
@@ -10,7 +11,7 @@ from hpcfl.types import Vector
 
 
 class StepHooks(Protocol):
-    """The hooks of a local step: an ``Algorithm``, or one whose rules are checked."""
+    """The hooks of a local step, which an ``Algorithm`` has."""
 
     def points(self, y: Vector, local: Any, client: Client) -> tuple[Vector, Vector]:
         """See ``Algorithm``, as of all hooks here."""
@@ -27,37 +28,43 @@ class StepHooks(Protocol):
         ...
 
 
-class LocalStep(NamedTuple):
-    """One local step but its last line, y = start - scale lr along, which callers compute."""
+class Carry(NamedTuple):
+    """What a client carries from one local step to the next."""
 
-    start: Vector
-    along: Vector
-    scale: float | Tensor  # a number, or a vector [P]
-    local: Any  # what the client keeps between the steps of a round
-    state: Any  # of the optimiser
+    y: Vector  # [P], its model
+    local: Any  # the quantities of the algorithm
+    optimizer: Any  # the state of the optimiser
 
 
 def local_step(
     hooks: StepHooks,
     descent: Descent,
-    y: Vector,
-    local: Any,
-    state: Any,
+    carry: Carry,
     grad: Grad,
     client: Client,
-) -> LocalStep:
-    """Take a local step but its last line; pure, so that ``torch.func.vmap`` can compute it too.
+    lr: float | None = None,
+) -> Carry:
+    """Take one local step.
 
     Args:
         hooks: of the algorithm.
         descent: the job's optimiser.
-        y: [P], the client's model.
-        local: what it keeps between the steps of a round.
-        state: of the optimiser, after the step before.
+        carry: of the client; its ``y`` may change in place where ``lr`` is given.
         grad: the gradient of the step's batch at a point.
         client: the client.
+        lr: its learning rate as a number; None inside ``torch.func.vmap`` and CUDA graphs, where
+            ``client.lr`` is a tensor of many clients, and nothing changes in place.
     """
+    y, local, optimizer = carry
     start, point = hooks.points(y, local, client)
     d, local = hooks.direction(point, local, grad, client)
-    along, state = descent.step(d, point, state)
-    return LocalStep(start, along, hooks.step_scale(y, local, client), local, state)
+    along, optimizer = descent.step(d, point, optimizer)
+    scale = hooks.step_scale(y, local, client)
+    if lr is None or isinstance(scale, Tensor):
+        y = start - scale * client.lr * along
+    else:
+        # In place, which keeps the model's parameters views of y; unless a hook or the optimiser
+        # returned something new, in which it may have kept the point, and so y itself.
+        new = local is not carry.local or optimizer is not carry.optimizer
+        y = torch.add(start, along, alpha=-scale * lr, out=None if new else y)
+    return Carry(y, local, optimizer)

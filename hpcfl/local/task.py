@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.facts import Client
 from hpcfl.data.partition import ExampleRows
-from hpcfl.types import Batch, IntArray, Vector
+from hpcfl.types import Batch, IntArray
 
 
 class BatchIndices(NamedTuple):
@@ -26,6 +26,8 @@ class ClientTask(NamedTuple):
     round: int
     seed: int  # of the job
     client: Client
+    steps: int  # those of ``client``, as a number
+    lr: float  # likewise
     batches: Iterator[Batch]
     """The batch of each local step."""
     full_batches: Iterator[tuple[int, Batch]]
@@ -42,7 +44,7 @@ class ClientResult(NamedTuple):
     upload: Any
     state: Any
     loss: Tensor  # 0-d, the mean over its local steps of the batch loss
-    local_model: Vector  # [P], the last local model; [0] unless ``local_models`` is True
+    local_model: Any  # [P], its last local model; None unless ``local_models`` is True
 
 
 @lru_cache(1 << 16)

@@ -45,14 +45,16 @@ from hpcfl.job.schema import (
     check_full_blocks,
     resolve_algorithm,
 )
+from hpcfl.local.block import block_executor
 from hpcfl.local.client_pool import ClientData, ClientPool, ClientTests
 from hpcfl.local.client_states import ClientStates
 from hpcfl.local.devices import Participants, Visits
 from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.examples import ExampleSource
-from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor, block_executor, lane_executor
+from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
 from hpcfl.local.fine_tuning import FineTuning, Start
 from hpcfl.local.gradient import Gradient
+from hpcfl.local.lanes import lane_executor
 from hpcfl.local.remote_states import RemoteClientStates
 from hpcfl.local.sequential import Sequential
 from hpcfl.models.flat_vector import buffers, frozen_note, layout_of

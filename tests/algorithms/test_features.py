@@ -14,7 +14,7 @@ import hpcfl
 from hpcfl.algorithms.base import Nothing, Server
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.errors import ClientError, JobError
-from hpcfl.local.executor import block_executor
+from hpcfl.local.block import block_executor
 from hpcfl.local.sequential import Sequential
 from hpcfl.models.flat_vector import last_dense
 from tests.algorithms.facts import COHORT

@@ -229,14 +229,15 @@ def test_the_log_is_json_where_a_score_is_not_finite(tmp_path):
 
 
 def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):
-    train = Sequential._train_one
+    take_steps = Sequential._take_steps
 
-    def broken(self, message, task, state, ends):
+    def broken(self, tasks, carries):
+        (task,) = tasks
         if (task.client_id, task.round) == (3, 2):
             task = task._replace(batches=iter([next(task.batches)]))
-        return train(self, message, task, state, ends)
+        return take_steps(self, [task], carries)
 
-    monkeypatch.setattr(Sequential, "_train_one", broken)
+    monkeypatch.setattr(Sequential, "_take_steps", broken)
     with pytest.raises(ClientError, match="client 3, round 3, step 1: StopIteration"):
         play(tmp_path, job(tmp_path))
 

@@ -167,7 +167,7 @@ def test_nothing_is_done_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(Sequential, "train", watched)
     result = play(tmp_path, kept(softmax(tmp_path)))
     assert not any(map(measured, result.log))
-    assert {end.untyped_storage().nbytes() for end in ends} == {0}
+    assert set(ends) == {None}
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):

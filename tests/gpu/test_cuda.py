@@ -83,7 +83,7 @@ def test_augmented_batches_are_the_same_on_a_gpu_alone_and_in_a_block(tmp_path):
     )
     filling = PaddedBatches(4, 3, gpu.block_batches())
     alone = [list(made.task(client, 0).batches) for made in (gpu, cpu) for client in range(3)]
-    for step, (batches, *_) in enumerate(filling.steps([gpu.task(i, 0) for i in range(3)])):
+    for step, batches in enumerate(filling.steps([gpu.task(i, 0) for i in range(3)])):
         for k in range(3):
             there, here = alone[k][step], alone[3 + k][step]
             own = len(here.labels)

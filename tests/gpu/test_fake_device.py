@@ -380,7 +380,6 @@ class TestLanes:
                 "consistency": True,
                 "drift": True,
                 "dissimilarity": True,
-                "cosine": True,
             }
         },
     ],

@@ -75,11 +75,8 @@ MODELS = {
 def tasks(batches):
     """Of one step each, with the dropout seeds 100, 101, ..."""
 
-    class About:
-        steps = 1
-
     return [
-        ClientTask(k, 0, 0, About(), iter([batch]), iter(()), 100 + k, iter(()))
+        ClientTask(k, 0, 0, None, 1, 0.1, iter([batch]), iter(()), 100 + k, iter(()))
         for k, batch in enumerate(batches)
     ]
 
@@ -116,7 +113,7 @@ def test_every_model(name, convolutions, precision):
     alone = Gradient(model, LOSSES[loss], **how)
     many = BlockGradients(model, LOSSES[loss], convolutions, **how)
     (step,) = PaddedBatches(4, 5).steps(tasks(rows))
-    losses, gradients = many(points, step.batches)
+    losses, gradients = many(points, step)
     assert step.active.tolist() == [True, True, True, False]
     assert gradients.isfinite().all()
     # In low precision, rounding tips a ReLU now and then.
@@ -163,7 +160,7 @@ def test_equal_clients_have_equal_bits_wherever_they_are(name, bf16):
         row = Batch(torch.randn(size, 63), torch.randint(0, 3, (size,)))
         filling = PaddedBatches(5, 64)
         (step,) = filling.steps(tasks([row] * 5))
-        losses, gradients = many(x.expand(5, -1).contiguous(), step.batches)
+        losses, gradients = many(x.expand(5, -1).contiguous(), step)
         assert (losses == losses[0]).all()
         assert (gradients == gradients[0]).all()
         assert gradients.any()
@@ -187,7 +184,7 @@ def test_no_operation_of_a_step_needs_the_host():
         many = BlockGradients(model, LOSSES[loss], "products")
         (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
         with Heard():
-            many(x.expand(2, -1).contiguous(), step.batches)
+            many(x.expand(2, -1).contiguous(), step)
     aten = torch.ops.aten
     assert aten.bmm in found
     assert not found & {aten.scatter_add, aten._local_scalar_dense, aten.nonzero, aten.item}
@@ -208,7 +205,7 @@ def test_a_model_that_cannot_be_played_for_many_says_so():
     row = Batch(torch.randn(2, 5, 3), torch.zeros(2))
     (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
     with pytest.raises(NotImplementedError, match="bidirectional"):
-        many(parameters(Model()).expand(2, -1), step.batches)
+        many(parameters(Model()).expand(2, -1), step)
 
 
 class Words(nn.Module):
@@ -240,7 +237,7 @@ def test_dropout_that_is_not_each_client_s_own_is_refused(kind, why):
         many.probe(parameters(model), Batch(*(part[:1] for part in row)))
     (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
     model.eval()
-    assert many(parameters(model).expand(2, -1), step.batches)[1].any()
+    assert many(parameters(model).expand(2, -1), step)[1].any()
 
 
 def test_a_model_with_dropout_is_its_own_again_behind_a_step():
@@ -250,9 +247,7 @@ def test_a_model_with_dropout_is_its_own_again_behind_a_step():
     )
     replace_dropout(model)
     (step,) = PaddedBatches(2, 4).steps(tasks([row, row]))
-    BlockGradients(model, LOSSES["cross_entropy"], "grouped")(
-        parameters(model).expand(2, -1), step.batches
-    )
+    BlockGradients(model, LOSSES["cross_entropy"], "grouped")(parameters(model).expand(2, -1), step)
     assert copy.deepcopy(model)(torch.randn(7, 3)).shape == (7, 2)
 
 
@@ -270,7 +265,7 @@ def test_filling_is_no_example_that_a_model_may_not_meet():
     model, row = Directions(), Batch(torch.randn(2, 3) + 1, torch.zeros(2))
     many = BlockGradients(model, LOSSES["quadratic"], "grouped")
     (step,) = PaddedBatches(2, 5).steps(tasks([row]))
-    _, gradients = many(parameters(model).expand(2, -1), step.batches)
+    _, gradients = many(parameters(model).expand(2, -1), step)
     alone = Gradient(model, LOSSES["quadratic"]).stochastic(parameters(model), row, 0)[1]
     torch.testing.assert_close(gradients[0], alone)
     assert not gradients[1].any()
@@ -328,7 +323,7 @@ def test_batch_normalisation_leaves_padding_out(norm, precision):
     x = parameters(model)
     many.probe(x, Batch(*(leaf[:2] for leaf in batches[0])))
     (step,) = PaddedBatches(4, 6).steps(tasks(batches))
-    losses, gradients = many(x.expand(4, -1), step.batches)
+    losses, gradients = many(x.expand(4, -1), step)
     for k, batch in enumerate(batches):
         value, gradient = Gradient(model, loss, bf16=bf16).stochastic(x, batch, 0)
         torch.testing.assert_close(losses[k], value, rtol=0, atol=near, check_dtype=False)
@@ -355,7 +350,7 @@ def test_a_layer_that_is_used_twice_is_left_as_it_was():
     row = Batch(torch.randn(2, 3).double(), torch.tensor([0, 1]))
     many = BlockGradients(model, LOSSES["cross_entropy"], "grouped")
     (step,) = PaddedBatches(2, 3).steps(tasks([row, row]))
-    _, gradients = many(x.expand(2, -1), step.batches)
+    _, gradients = many(x.expand(2, -1), step)
     assert all(p is own[n] for n, p in model.named_parameters(remove_duplicate=False))
     expected = Gradient(model, LOSSES["cross_entropy"]).stochastic(x, row, 0)[1]
     torch.testing.assert_close(gradients[1], expected, rtol=0, atol=1e-14)
@@ -457,7 +452,7 @@ def test_attention_is_computed_for_all_clients_at_once(kind):
     many = BlockGradients(model, LOSSES["quadratic"], "grouped")
     (step,) = PaddedBatches(2, 2).steps(tasks(rows))
     x = parameters(model)
-    found = many(x.expand(2, -1), step.batches)[1]
+    found = many(x.expand(2, -1), step)[1]
     one = Gradient(model, LOSSES["quadratic"])
     for row, gradient in zip(rows, found, strict=True):
         expected = one.stochastic(x, row, 0)[1]
@@ -473,7 +468,7 @@ def test_an_example_of_which_nothing_is_shown_is_zero():
     many = BlockGradients(model, LOSSES["quadratic"], "grouped")
     (step,) = PaddedBatches(1, 3).steps(tasks([row]))
     x = parameters(model)
-    (gradient,) = many(x[None], step.batches)[1]
+    (gradient,) = many(x[None], step)[1]
     expected = Gradient(model, LOSSES["quadratic"]).stochastic(x, row, 0)[1]
     assert gradient.any()
     torch.testing.assert_close(gradient, expected)

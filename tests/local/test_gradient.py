@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpcfl.local.grad import BatchGradient
+from hpcfl.local.grad import StepGrad
 from hpcfl.local.gradient import Gradient, clipped
 from hpcfl.models.dropout import Dropout, replace_dropout
 from hpcfl.models.flat_vector import flatten, load, parameters
@@ -172,19 +172,19 @@ def test_one_mask_a_step(kind):
     model = models_with_dropout()[kind].double()
     x, examples = parameters(model), batch(0, 20)
     gradient = Gradient(model, cross_entropy)
-    first = BatchGradient(gradient, examples, 1)
+    first = StepGrad(gradient.on(examples, 1))
     torch.manual_seed(99)
     once = first(x)
     torch.rand(3)
     assert torch.equal(first(x), once)
     torch.manual_seed(100)
-    assert torch.equal(BatchGradient(gradient, examples, 1)(x), once)
-    assert not torch.equal(BatchGradient(gradient, examples, 2)(x), once)
+    assert torch.equal(StepGrad(gradient.on(examples, 1))(x), once)
+    assert not torch.equal(StepGrad(gradient.on(examples, 2))(x), once)
 
 
 def test_the_oracle_keeps_the_loss_of_the_first_point():
     x = points(2)
-    oracle = BatchGradient(Gradient(network(), cross_entropy), batch(0), 0)
+    oracle = StepGrad(Gradient(network(), cross_entropy).on(batch(0), 0))
     assert oracle.loss is None
     oracle(x[0])
     oracle(x[1])

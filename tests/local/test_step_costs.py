@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.local.block import Block
-from hpcfl.local.block_gradients import Batches, BlockGradients
+from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.gradient import Gradient
-from hpcfl.local.padded_batches import PaddedBatches, Step
+from hpcfl.local.padded_batches import PaddedBatch, PaddedBatches
 from hpcfl.local.sequential import Sequential
+from hpcfl.local.step import Carry
 from hpcfl.local.task import tensors_of
 from hpcfl.models import MODELS
 from hpcfl.models.dropout import replace_dropout
@@ -115,13 +116,11 @@ def count_step(name, case):
         labels = torch.empty(*first, *(case.shape if case.loss == "tokens" else ()))
         labels = labels if case.loss == "quadratic" else labels.long()
         seeds = torch.empty(case.clients, dtype=torch.int64)
-        batches = Batches(inputs, labels, torch.empty(first), seeds)
-        active = torch.empty(case.clients, dtype=torch.bool)
-        step = Step(batches, active, torch.empty((), dtype=torch.float64))
+        batch = PaddedBatch(inputs, labels, torch.empty(first), seeds)
     local = vmap(lambda tensors: algorithm.begin(message, (), Client(**tensors)))(client)
-    carry = (y, local, sequential.descent.init(y))
+    carry = Carry(y, local, sequential.descent.init(y))
     with Count() as count:
-        steps[0](carry, client, step)
+        steps[0](carry, client, batch)
     return count
 
 

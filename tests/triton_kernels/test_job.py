@@ -40,7 +40,7 @@ def job(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: tests/gpu plays it there")
 def test_rounds_are_those_of_the_cpu(job, tmp_path, monkeypatch):
     # The simulated graphs repeat operations of torch, and an interpreted kernel is none.
-    monkeypatch.setattr("hpcfl.local.executor.CudaGraphStep", lambda step: step)
+    monkeypatch.setattr("hpcfl.local.block.CudaGraphStep", lambda step: step)
     expected = rounds(job, "cpu", tmp_path / "cpu", ["executor=sequential", "block_size=null"])
     with fake_cuda():
         found = rounds(job, "cuda", tmp_path / "cuda")

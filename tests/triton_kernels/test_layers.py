@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl.local.block_gradients import Batches, BlockGradients
+from hpcfl.local.block_gradients import BlockGradients
+from hpcfl.local.padded_batches import PaddedBatch
 from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
 from hpcfl.models.dropout import replace_dropout
@@ -41,14 +42,14 @@ def gradients_of(model, shape, convolutions, device, **settings):
     points = torch.stack([x + 0.02 * torch.randn_like(x) for _ in range(CLIENTS)])
     first = (CLIENTS, EXAMPLES)
     inputs = torch.randn(*first, *shape) if len(shape) > 1 else torch.randint(0, 30, (*first, 4))
-    batches = Batches(
+    batches = PaddedBatch(
         inputs, torch.randint(0, 10, first), torch.tensor([[1.0, 1], [1, 0]]), torch.arange(CLIENTS)
     )
     gradients = BlockGradients(
         model.to(device), LOSSES["cross_entropy"], convolutions, clip=0.5, **settings
     )
     gradients.on_gpu = True  # also in the interpreter
-    return gradients(points.to(device), Batches(*(leaf.to(device) for leaf in batches)))
+    return gradients(points.to(device), PaddedBatch(*(leaf.to(device) for leaf in batches)))
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def laid(made, clients, size, steps=None):
     tasks = [made.task(client, 2) for client in clients]
     if steps is not None:
         one = torch.tensor(steps)
-        tasks = [v._replace(client=v.client._replace(steps=one)) for v in tasks]
+        tasks = [v._replace(client=v.client._replace(steps=one), steps=steps) for v in tasks]
     return list(PaddedBatches(size, 13, made.block_batches()).steps(tasks))
 
 
@@ -82,16 +82,15 @@ def laid(made, clients, size, steps=None):
 @pytest.mark.parametrize("places", [10**6, 5 * 13 * 2, 1], ids=["once", "by two steps", "by one"])
 def test_the_same_bits_as_from_each_client(transform, local, places, monkeypatch):
     """Ragged sizes and numbers of steps, two places without a client; memory for few steps."""
-    monkeypatch.setattr("hpcfl.local.block_batches.MAX_INDICES", places)
+    monkeypatch.setattr("hpcfl.local.padded_batches.MAX_INDICES", places)
     made, clients = population(local, transform=transform), (0, 6, 1)
     alone = [list(made.task(client, 2).batches) for client in clients]
     steps = laid(made, clients, 5)
     assert len(steps) == max(map(len, alone))
-    for step, (batches, active, number) in enumerate(steps):
-        assert number == step
+    for step, batches in enumerate(steps):
         own = [batches_of[step] if step < len(batches_of) else None for batches_of in alone]
         stands_in = next(batch for batch in own if batch is not None)
-        assert active.tolist() == [batch is not None for batch in [*own, None, None]]
+        assert batches.active.tolist() == [batch is not None for batch in [*own, None, None]]
         for k, batch in enumerate([*own, None, None]):
             count = 0 if batch is None else len(batch.labels)
             assert batches.counts[k].tolist() == [1.0] * count + [0.0] * (13 - count)
@@ -148,13 +147,13 @@ def test_augmentation_is_new_each_round_and_each_pass_and_each_clients_own():
 def test_only_the_steps_that_are_asked_for():
     made = population()
     (step,), (whole, *_) = laid(made, (6, 0), 2, steps=1), laid(made, (6, 0), 2)
-    assert torch.equal(step.batches.inputs, whole.batches.inputs)
+    assert torch.equal(step.inputs, whole.inputs)
 
 
 def test_layout_in_memory_is_that_of_a_stack():
     """Which kernels a layer takes, and so its bits, may depend on it."""
     for step in laid(population(), (0, 6), 3):
-        assert step.batches.inputs.is_contiguous()
+        assert step.inputs.is_contiguous()
 
 
 class Counted(TorchDispatchMode):
@@ -195,7 +194,7 @@ def test_clients_that_see_each_in_their_own_way_are_asked_one_by_one():
     assert made.block_batches() is None
     steps, alone = laid(made, (0, 6), 2), [list(made.task(i, 2).batches) for i in (0, 6)]
     for k, batches in enumerate(alone):
-        assert torch.equal(steps[0].batches.inputs[k, :4], batches[0].inputs)
+        assert torch.equal(steps[0].inputs[k, :4], batches[0].inputs)
 
 
 @pytest.mark.parametrize("whole", [10**6, 10], ids=["whole", "by batches"])
@@ -208,7 +207,7 @@ def test_out_of_a_file_it_is_the_same_and_read_ahead(whole, monkeypatch):
     made.prefetch([0, 6, 3, 4])
     for found, expected in zip(laid(made, (0, 6), 3), laid(held, (0, 6), 3), strict=True):
         for part in ("inputs", "labels", "counts"):
-            a, b = getattr(found.batches, part), getattr(expected.batches, part)
+            a, b = getattr(found, part), getattr(expected, part)
             assert torch.equal(a, b)
     ahead = {int(row) for client in (3, 4) for row in ROWS[client]}
     if whole > 10:  # the clients after the block's
