@@ -376,7 +376,7 @@ def test_fine_tuned_models(tmp_path, job, algorithm, executor, monkeypatch):
     """
     kind = {"executor": executor, "block_size": 2 if executor == "block" else None}
     if executor == "block":
-        monkeypatch.delattr(Sequential, "train")
+        monkeypatch.delattr(Sequential, "_take_steps")
     local = {"steps": 5, "batch_size": "full", "lr": 0.1, "weight_decay": 0.1}
     asked = {"evaluate": {"personal": {"steps": 2}}, "local": local}
     settings = job(algorithm=algorithm, **asked, **kind)

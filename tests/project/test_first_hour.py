@@ -46,7 +46,6 @@ MISTAKES = [
     ("report .", "so this is no run directory"),
     ("report runs --plot a.gif", "expected one in .png or .pdf or .svg"),
     ("report runs --y test_los", "no round in log.jsonl has"),
-    ("report runs --size 6x4", "unrecognized arguments: --size 6x4"),
 ]
 
 
