@@ -1,5 +1,6 @@
 """Check the algorithm of a job: its hooks on real batches, its server's memory."""
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
@@ -7,26 +8,22 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.facts import Cohort, Forward, LossTerms
-from hpcfl.checks.model import gradient_at
+from hpcfl.checks.model import gradient_at, keeps_something
 from hpcfl.checks.trial import Trial
-from hpcfl.engine.hook_rules import (
+from hpcfl.engine.hook_rules import CheckedAlgorithm, hook_advice, known_to_server
+from hpcfl.engine.trial import (
     SMALL,
     Member,
-    first_server,
-    first_state,
-    full_gradient_points,
-    hook_advice,
-    known_to_server,
+    digest,
     require_repeatable,
     require_repeatable_without_data,
 )
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.job.schema import LoadedJob
 from hpcfl.layout import stand_in
-from hpcfl.local.grad import StepGrad
 from hpcfl.local.gradient import check_terms
 from hpcfl.setup.components import Components
-from hpcfl.types import Vector
+from hpcfl.types import Batch, Vector
 from hpcfl.user_code.generators import restored
 
 
@@ -39,10 +36,7 @@ def check_algorithm_without_data(loaded: LoadedJob) -> None:
     """
     name = f"algorithm.name: {loaded.names['algorithm']}"
     algorithm = loaded.job.algorithm
-    with (
-        as_job_error(name, "its dry round failed", "", algorithm, advice=hook_advice),
-        restored(),
-    ):
+    with as_job_error(name, "its dry round failed", "", algorithm, advice=hook_advice), restored():
         require_repeatable_without_data(algorithm, loaded.job.local.descent(stand_in(SMALL)))
 
 
@@ -81,90 +75,113 @@ def check_algorithm(trial: Trial) -> None:
     """
     components, x0, clients = trial.components, trial.components.x0, trial.clients
     # Without running statistics, which another class carries: errors are the method's own.
-    algorithm = components.job.algorithm
+    algorithm = CheckedAlgorithm(components.job.algorithm)
     start = (x0,) if algorithm.warm_start else ()
-    initial = [next(iter(_full_gradients(trial, client, start)), None) for client in clients]
-    known = [grad for grad in initial if grad is not None]
-    mean = torch.stack(known).mean(0) if known else None
+    initial = [_full_gradients(trial, client, start) for client in clients]
+    warm = _means(initial)
     with trial.algorithm_errors():
-        server = first_server(algorithm, x0, mean)
-        points = full_gradient_points(algorithm, server)
-    full_grads = [_full_gradients(trial, client, points) for client in clients]
-    means = [torch.stack(grads).mean(0) for grads in zip(*full_grads, strict=True)]
-    full = [next(iter(grads), None) for grads in full_grads]
+        points = algorithm.full_gradient_points(algorithm.init_server(x0, *warm))
+    full = [_full_gradients(trial, client, points) for client in clients]
+    grads = known_to_server(algorithm, _means(full))
     members = [
-        partial(_member, trial, client, [], grad, first)
-        for client, grad, first in zip(clients, full, initial, strict=True)
+        partial(_member, trial, algorithm, client, own[:1], first)
+        for client, own, first in zip(clients, full, initial, strict=True)
     ]
-    size, lr = len(members), components.job.local_lr(0)
-    cohort = Cohort(0, size, len(components.rows), lr, known_to_server(algorithm, means))
+    cohort = Cohort(0, len(members), len(components.rows), components.job.local_lr(0), grads)
+    gradient = _TrialGradient(trial)
     with trial.algorithm_errors():
-        require_repeatable(algorithm, components.descent, x0, mean, members, cohort)
+        require_repeatable(algorithm, components.descent, gradient, x0, warm, members, cohort)
+
+
+def _means(gradients: Sequence[tuple[Vector, ...]]) -> tuple[Vector, ...]:
+    """The clients' plain mean at each point."""
+    return tuple(torch.stack(at_point).mean(0) for at_point in zip(*gradients, strict=True))
 
 
 def _member(
     trial: Trial,
+    algorithm: CheckedAlgorithm,
     client: int,
-    known: list[tuple[Vector, Vector]],
-    full: Vector | None,
-    initial: Vector | None,
+    full: tuple[Vector, ...],
+    initial: tuple[Vector, ...],
 ) -> Member:
-    """The client with its first state and the gradient of its batch.
+    """A client with its first batch and its first state.
 
     Args:
         trial: of the job.
+        algorithm: whose hooks are called.
         client: its number.
-        known: points and their gradients, in the order of the calls; each is computed once,
-            however often the client's round is repeated.
-        full: its full gradient; None where the algorithm takes none.
-        initial: its full gradient at the initial model; None without a warm start.
+        full: its full gradient, if the algorithm takes any.
+        initial: its full gradient at the initial model, with a warm start.
     """
     components = trial.components
     task = components.clients.task(client, 0, steps=1)
-    about = task.client._replace(full_grad=full)
-    algorithm, random_init = components.job.algorithm, components.random_init(client)
-    state = first_state(algorithm, components.x0, random_init, initial)
-    grad = _TrialGradient(trial, client, task.dropout_seed, known)
-    return Member(state, about, grad)
+    about = task.client._replace(full_grad=full[0]) if full else task.client
+    state = algorithm.init_client(components.x0, components.random_init(client), *initial)
+    return Member(task._replace(client=about, batches=iter([trial.batches[client]])), state)
 
 
-class _TrialGradient(StepGrad):
-    """The gradient of a client's batch; errors of the model are named as the model's.
+class _TrialGradient:
+    """The trial's ``Gradient``; errors of the model are named as the model's."""
 
-    Those of the function that makes the terms of a loss are the algorithm's.
+    def __init__(self, trial: Trial) -> None:
+        self._trial, self.clip = trial, trial.gradient.clip
+        self._known: dict[int, list[tuple[list[int], list[int]]]] = {}
+
+    def on(self, batch: Batch, seed: int) -> "_TrialBatch":
+        """See ``Gradient.on``; the seeds of two clients differ."""
+        return _TrialBatch(self._trial, batch, seed, self._known.setdefault(seed, []))
+
+
+class _TrialBatch:
+    """See ``BatchFunction``.
+
+    Args:
+        trial: of the job.
+        batch: of a client.
+        seed: of its dropout.
+        known: digests of points and of their gradients, in the order of the first round's calls.
     """
 
     def __init__(
-        self, trial: Trial, client: int, seed: int, known: list[tuple[Vector, Vector]]
+        self, trial: Trial, batch: Batch, seed: int, known: list[tuple[list[int], list[int]]]
     ) -> None:
-        self._trial, self._own, self._first = trial, trial.batches[client], seed
-        self._known, self._count = known, 0
-        super().__init__(trial.gradient.on(self._own, seed))
+        self._trial, self._batch, self._seed = trial, batch, seed
+        self._of_model, self._known, self._calls = (trial.gradient.on(batch, seed), known, 0)
 
-    def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
-        self._require_outside()
-        if loss is not None:
+    def gradient(
+        self, point: Vector, terms: LossTerms | None, statistics: Vector | None
+    ) -> tuple[Tensor, Vector, Vector | None]:
+        if terms is None:
+            value, found = gradient_at(self._trial, point, self._batch, self._seed)
+            self._require_known(point, found)
+            return value, found, statistics
 
-            def terms(forward: Forward) -> Tensor:
-                with self._trial.algorithm_errors():
-                    made = loss(forward)
-                    check_terms(made, forward.losses)
-                return made
+        def made_terms(forward: Forward) -> Tensor:
+            # Errors of this function are the algorithm's.
+            with self._trial.algorithm_errors():
+                made = terms(forward)
+                check_terms(made, forward.losses)
+            return made
 
-            with self._trial.model_errors(self._own), restored():  # every step seeds the generator
-                return super().__call__(point, terms)
-        self._count, known = self._count + 1, self._known
-        if self._count <= len(known) and torch.equal(known[self._count - 1][0], point):
-            return known[self._count - 1][1].clone()
-        found = gradient_at(self._trial, point, self._own, self._first)
-        if self._count > len(known):
-            known.append((point.clone(), found.clone()))
-        return found
+        with self._trial.model_errors(self._batch), restored():  # every step seeds the generator
+            return self._of_model.gradient(point, made_terms, statistics)
 
     def forward(self, point: Vector) -> Forward:
-        self._require_outside()
-        with self._trial.model_errors(self._own), restored():
-            return super().forward(point)
+        with self._trial.model_errors(self._batch), restored():
+            return self._of_model.forward(point)
+
+    def _require_known(self, point: Vector, found: Vector) -> None:
+        """Refuse a model with another gradient at a point than in the first round.
+
+        Else the algorithm would be blamed for it.
+        """
+        pair, known = (digest(point), digest(found)), self._known
+        if self._calls == len(known):
+            known.append(pair)
+        elif known[self._calls][0] == pair[0] and known[self._calls][1] != pair[1]:
+            raise keeps_something(self._trial, "gradient")
+        self._calls += 1
 
 
 def _full_gradients(trial: Trial, client: int, points: tuple[Vector, ...]) -> tuple[Vector, ...]:

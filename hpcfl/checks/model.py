@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from hpcfl.checks.data import ROUNDING, ROWS
 from hpcfl.checks.trial import Trial, shape_text
 from hpcfl.engine.statistics import WithStatistics
+from hpcfl.engine.trial import digest
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.models.flat_vector import trained
 from hpcfl.models.losses import LOSSES, widen
@@ -95,25 +96,27 @@ def check_batches_of_one(trial: Trial) -> None:
         ) from e
 
 
-def check_model(trial: Trial) -> tuple[Vector, Tensor]:
+def check_model(trial: Trial) -> tuple[list[int], Tensor]:
     """Run a forward and backward pass twice, and a forward pass as in an evaluation.
 
     Returns:
-        The gradient of the first client's batch, and the model's outputs in the evaluation.
+        The digest of the gradient of the first client's batch, and the model's outputs in the
+        evaluation.
 
     Raises:
         JobError: a pass fails, draws from a global generator, or gives another gradient when the
             batch is run again; the outputs or parameters do not fit the loss; or something is not
             finite.
     """
-    x0, batch, seed = trial.components.x0, trial.batches[0], 0
+    x0, batch = trial.components.x0, trial.batches[0]
     _check_outputs(trial, batch)
     _check_convolutions(trial, batch)
     _check_loss(trial, batch)
     _check_used(trial, batch)
-    grads = [gradient_at(trial, x0, batch, seed) for _ in range(2)]
+    grad, extremes = _gradient_digest(trial, batch)
+    again, _ = _gradient_digest(trial, batch)
     # Two gradients that are not finite may differ in their nan: ``_check_finite`` tells of those.
-    if not torch.equal(grads[0], grads[1]) and bool(grads[0].isfinite().all()):
+    if grad != again and bool(extremes.isfinite().all()):
         raise JobError(
             f"{trial.name('model', 'name')}: its gradient{trial.in_model} differs when the same "
             "batch is run again; the model keeps something between calls: make it a local "
@@ -126,10 +129,10 @@ def check_model(trial: Trial) -> tuple[Vector, Tensor]:
         trial.check_undrawn(before, "model", "name", said, "drop while training alone")
         loss = trial.gradient.loss(outputs, batch.labels)
         if not trial.resumed:  # else the run began with other parameters, from its directory
-            found = {"outputs": outputs, "loss": loss, "gradient": grads[0]}
+            found = {"outputs": outputs, "loss": loss, "gradient": extremes}
             _check_finite(trial, found, "the first batch")
             _check_largest(trial)
-    return grads[0], outputs
+    return grad, outputs
 
 
 def _check_finite(trial: Trial, found: Mapping[str, Tensor], where: str) -> None:
@@ -237,12 +240,19 @@ def _given(outputs: Tensor, labels: Tensor) -> str:
     return f"outputs {shape_text(outputs)}, labels {shape_text(labels)}"
 
 
-def check_model_again(trial: Trial, grad: Vector, outputs: Tensor) -> None:
+def _gradient_digest(trial: Trial, batch: Batch) -> tuple[list[int], Tensor]:
+    """The digest of the gradient at the initial model, and its least and largest number."""
+    _, found = gradient_at(trial, trial.components.x0, batch, seed=0)
+    extremes = torch.stack(torch.aminmax(found))
+    return digest(found.nan_to_num_()), extremes
+
+
+def check_model_again(trial: Trial, grad: list[int], outputs: Tensor) -> None:
     """Refuse a model that gives another gradient or other outputs after other batches.
 
     Args:
         trial: of the job.
-        grad: of the first client's batch, when it was run first.
+        grad: digest of that of the first client's batch, when it was run first.
         outputs: likewise, in the evaluation.
 
     Raises:
@@ -252,15 +262,19 @@ def check_model_again(trial: Trial, grad: Vector, outputs: Tensor) -> None:
     gradient_at(trial, x0, trial.batches[max(trial.batches)], seed=0)
     with trial.model_errors(batch):
         new_outputs = trial.gradient.predict(x0, batch.inputs)
-    new_grad = gradient_at(trial, x0, batch, seed=0)
-    pairs = (("gradient", grad, new_grad), ("evaluation", outputs, new_outputs))
-    for what, first, again in pairs:
-        if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-            raise JobError(
-                f"{trial.name('model', 'name')}: its {what}{trial.in_model} of a batch differs "
-                "after other batches were run; the model keeps something between calls: "
-                "make it a local variable"
-            )
+    if _gradient_digest(trial, batch)[0] != grad:
+        raise keeps_something(trial, "gradient")
+    if not torch.equal(outputs.nan_to_num(), new_outputs.nan_to_num()):
+        raise keeps_something(trial, "evaluation")
+
+
+def keeps_something(trial: Trial, what: str) -> JobError:
+    """The error of a model that gives something else after other batches."""
+    return JobError(
+        f"{trial.name('model', 'name')}: its {what}{trial.in_model} of a batch differs "
+        "after other batches were run; the model keeps something between calls: "
+        "make it a local variable"
+    )
 
 
 def probability_notes(trial: Trial, outputs: Tensor) -> tuple[str, ...]:
@@ -304,8 +318,8 @@ def loss_notes(trial: Trial) -> tuple[str, ...]:
     )
 
 
-def gradient_at(trial: Trial, point: Vector, batch: Batch, seed: int) -> Vector:
-    """The gradient of a batch.
+def gradient_at(trial: Trial, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
+    """The loss and the gradient of a batch.
 
     Raises:
         JobError: it cannot be computed, or the forward pass draws from a global generator that is
@@ -314,7 +328,7 @@ def gradient_at(trial: Trial, point: Vector, batch: Batch, seed: int) -> Vector:
     with trial.model_errors(batch):
         before = generators()
         with restored():  # torch's generator is seeded for every step
-            _, found = trial.gradient.stochastic(point, batch, seed)
+            found = trial.gradient.stochastic(point, batch, seed)
             drawn = generators()._replace(torch=before.torch, cuda=before.cuda)
         said, advice = "its forward pass", "use torch.nn.Dropout or torch's own generator"
         trial.check_undrawn(before, "model", "name", said, advice, drawn)

@@ -12,19 +12,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.facts import Client, Cohort
-from hpcfl.engine.hook_rules import (
+from hpcfl.engine.hook_rules import CheckedAlgorithm, broken, known_to_server, require_form
+from hpcfl.engine.trial import (
     Member,
-    TrialGrad,
-    broken,
-    call,
-    call_client_hooks,
-    call_update,
-    first_server,
-    first_state,
-    full_gradient_points,
-    known_to_server,
+    StandIn,
+    add_to_mean,
     made_up_counts,
-    require_form,
+    task_without_data,
+    train_member,
+    update_server,
     with_facts,
 )
 from hpcfl.errors import BrokenRuleError
@@ -205,24 +201,18 @@ def _dry_round(
         x0, first, full, mean = (torch.zeros(size, dtype=dtype) for _ in range(4))
         number = torch.zeros((), dtype=torch.float64)
     algorithm = with_facts(algorithm, descent)
-    server = first_server(algorithm, x0, mean)
-    full_points = full_gradient_points(algorithm, server)
-    grads = known_to_server(algorithm, [mean for _ in full_points])
+    checked, model = CheckedAlgorithm(algorithm), StandIn(algorithm)
+    server = checked.init_server(x0, *((mean,) if checked.warm_start else ()))
+    full_points = checked.full_gradient_points(server)
+    grads = known_to_server(checked, [mean for _ in full_points])
     cohort = Cohort(round=0, size=1, population=1, lr=1.0, grads=grads)
-    message = call(algorithm, "broadcast", server, cohort)
-    state = first_state(algorithm, first, lambda: first, full)
+    message = checked.broadcast(server, cohort)
+    state = checked.init_client(first, lambda: first, *((full,) if checked.warm_start else ()))
     own = full if full_points else None
     client = Client(number, number, number, number, number, own, made_up_counts(algorithm, x0))
-    points: list[Tensor] = []
-
-    def gradient(y: Vector) -> Vector:
-        points.append(y)
-        return y.clone()
-
-    grad = TrialGrad(gradient, algorithm)
-    member = Member(state, client, grad)
-    upload, after, y = call_client_hooks(algorithm, descent, message, member)
-    call_update(algorithm, server, [upload], cohort)
+    member = Member(task_without_data(client, 1.0, torch.zeros_like(x0)), state)
+    upload, after, _, y = train_member(checked, descent, model, message, member)
+    update_server(checked, server, add_to_mean(None, upload, 1.0, x0.dtype), cohort)
     _require_names(algorithm, upload._fields)
     local_model = next((name for name in after._fields if getattr(after, name) is y), None)
     return RoundSchema(
@@ -231,8 +221,8 @@ def _dry_round(
         after,
         upload,
         local_model,
-        gradients=len(points),
-        forwards=grad.forwards,
+        gradients=model.gradients,
+        forwards=model.forwards,
         points=len(full_points),
     )
 

@@ -16,9 +16,11 @@ import hpcfl.algorithms
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.facts import Client, Cohort
 from hpcfl.engine.dry_round import dry_round
-from hpcfl.engine.hook_rules import TrialGrad, made_up_counts
+from hpcfl.engine.trial import StandIn, made_up_counts
 from hpcfl.job.schema import REGISTRIES
 from hpcfl.local.draws import drawn
+from hpcfl.local.grad import StepGrad
+from hpcfl.types import Batch
 from tests.algorithms.facts import facts
 from tests.algorithms.methods import ALL, SAMPLE
 from tests.algorithms.play import softmax_problem, tree
@@ -137,7 +139,7 @@ def loop(algorithm, rounds=3, dtype=torch.float64):
             for k in range(steps):
                 client = client._replace(step=torch.tensor(float(k), dtype=torch.float64))
                 start, point = algorithm.points(y, local, client)
-                grad = TrialGrad(lambda z, c=centre: z - c, algorithm)
+                grad = StepGrad(StandIn(algorithm).on(Batch(-centre, centre), 0))
                 d, local = algorithm.direction(point, local, grad, client)
                 scale = algorithm.step_scale(y, local, client)
                 y = start - scale * 0.1 * (d + 0.01 * point)

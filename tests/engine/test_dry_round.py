@@ -16,9 +16,11 @@ from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.localghb import LocalGHB
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.engine.dry_round import MAX_ZEROS, dry_round, nbytes, traffic
-from hpcfl.engine.hook_rules import SMALL, require_repeatable_without_data
+from hpcfl.engine.hook_rules import CheckedAlgorithm
+from hpcfl.engine.trial import SMALL, require_repeatable_without_data
 from hpcfl.errors import BrokenRuleError
 from hpcfl.layout import stand_in
+from hpcfl.local.sequential import Sequential
 from hpcfl.optim import Descent, Sgd
 
 P = 1000
@@ -457,6 +459,19 @@ def test_the_step_that_is_tried_is_the_jobs():
         require_repeatable_without_data(Sees(), Descent(sgd, decay, stand_in(SMALL)))
     plain, decayed = SEEN[0], SEEN[len(SEEN) // 2]
     torch.testing.assert_close(decayed - plain, 0.1 * 0.5 * x0)  # a step of rate 0.1
+
+
+def test_the_round_that_is_tried_is_that_of_the_executor(monkeypatch):
+    rounds, train = [], Sequential.train
+
+    def watched(self, *args, **options):
+        rounds.append(type(self.algorithm))
+        return train(self, *args, **options)
+
+    monkeypatch.setattr(Sequential, "train", watched)
+    dry_round(Scaffold(), P, torch.float32)
+    require_repeatable_without_data(Scaffold(), Descent(Sgd(), 0.0, stand_in(SMALL)))
+    assert rounds == [CheckedAlgorithm] * (1 + 2 * 2)  # of each client twice
 
 
 class Scale(FedAvg):

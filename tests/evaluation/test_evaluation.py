@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hpcfl.checks.preflight import check_sizes
+from hpcfl.engine.hook_rules import CheckedAlgorithm
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
@@ -376,7 +377,13 @@ def test_fine_tuned_models(tmp_path, job, algorithm, executor, monkeypatch):
     """
     kind = {"executor": executor, "block_size": 2 if executor == "block" else None}
     if executor == "block":
-        monkeypatch.delattr(Sequential, "_take_steps")
+        take_steps = Sequential._take_steps
+
+        def in_the_trial_alone(self, *args):
+            assert isinstance(self.algorithm, CheckedAlgorithm)
+            return take_steps(self, *args)
+
+        monkeypatch.setattr(Sequential, "_take_steps", in_the_trial_alone)
     local = {"steps": 5, "batch_size": "full", "lr": 0.1, "weight_decay": 0.1}
     asked = {"evaluate": {"personal": {"steps": 2}}, "local": local}
     settings = job(algorithm=algorithm, **asked, **kind)
