@@ -33,6 +33,7 @@ PAPER = (ROOT / "docs/tutorials/sweep_to_paper.md").read_text()
 CLUSTER = (ROOT / "docs/tutorials/cluster_run.md").read_text()
 FACTOR = (ROOT / "docs/explanation/scaffold_factor.md").read_text()
 EVALUATION = (ROOT / "docs/howto/evaluation.md").read_text()
+REPORTS = (ROOT / "docs/howto/reports.md").read_text()
 SWEEPS = (ROOT / "docs/howto/sweeps.md").read_text()
 INLINE = re.compile(r"`(hpcfl (?:run|status) [^`]+)`")
 INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
@@ -323,3 +324,18 @@ def test_a_long_run_on_a_cluster(shell):
     assert len(Path("runs/long/history.jsonl").read_text().splitlines()) == 3
     assert Path("lower.safetensors").stat().st_size
     assert Path("curve.png").stat().st_size
+
+
+def test_a_table_and_a_figure_of_ones_own(shell):
+    """The Python of the page on reports, without the table that needs another package."""
+    for name in ("fedavg", "scaffold", "fedhbm"):
+        for seed in (0, 1):
+            algorithm = f"'algorithm={{name: {name}}}' seed={seed}"
+            shell(f"hpcfl run quickstart rounds=20 {algorithm} --out runs/digits/{name}{seed}")
+    page = section(REPORTS, "Columns, names and plots of your own")
+    script = "\n".join(block for language, block in blocks(page) if language == "python")
+    Path("script.py").write_text(script.replace("to_latex()", "to_string()"))
+    ended = python(1, "script.py")
+    assert ended.returncode == 0, ended.stderr
+    assert "FedHBM (ours)" in ended.stdout
+    assert Path("figure.pdf").read_bytes().startswith(b"%PDF")

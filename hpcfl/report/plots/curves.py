@@ -30,13 +30,7 @@ if TYPE_CHECKING:
 
 MOST = 12  # curves that can be told apart
 FEW = 30  # points, each of which has a marker
-OWN_COLOURS = {
-    name: number
-    for number, name in enumerate(
-        ("fedavg", "fedhbm", "scaffold", "fedcm", "fedmim", "mime", "feddyn")
-    )
-}
-"""Of the methods that are most often drawn together; those of others follow from their names."""
+FIRST = ("fedavg", "fedhbm", "scaffold", "fedprox", "mime", "feddyn", "fedadam")  # by COLOURS
 DASHES = ("-", "--", ":", "-.")
 WIDTH = 44  # letters of a line of the legend; of the title 1.5 times as many
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
@@ -70,9 +64,9 @@ class Plot:
 
     Runs that differ in the seed alone are one curve, their mean, in a band of +- their sample
     standard deviation; seeds that are not as far as the others are left out.  An algorithm has a
-    colour, the same in every plot where no other algorithm has claimed it, and its settings have
-    dashes.  The title has the data, model, split and clients that all runs share.  The axis of y is
-    logarithmic where positive numbers other than accuracies span a factor of ten.
+    colour, the same in every plot as far as it is free, and its settings have dashes.  The title
+    has the data, model, split and clients that all runs share.  The axis of y is logarithmic where
+    positive numbers other than accuracies span a factor of ten.
 
     Args:
         runs: any; those without the number are left out.
@@ -147,6 +141,8 @@ class Plot:
         save(figure, self._paths)
 
     def _draw(self, axes: Axes, curves: Sequence[Curve]) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         score, most = score_named(self._key), max(curve.x[-1] for curve in curves)
         along, unit = "round", 1.0
         if self._x in SPENT:
@@ -158,7 +154,7 @@ class Plot:
             colour, dash = looks[curve.name]
             x, y = np.array(curve.x) / unit, scale * np.array(curve.y)
             mark = "o" if len(x) <= FEW else None
-            axes.plot(x, y, color=colour, ls=dash, marker=mark, ms=3.5, label=curve.label)
+            axes.plot(x, y, color=colour, ls=dash, lw=1.2, marker=mark, ms=3, label=curve.label)
             if curve.deviation:
                 band = scale * np.array(curve.deviation)
                 axes.fill_between(x, y - band, y + band, color=colour, alpha=0.15, linewidth=0)
@@ -172,8 +168,9 @@ class Plot:
         axes.set_ylabel(printable(key.replace("_", " ") + percent), parse_math=False)
         axes.set_xlabel(along)
         axes.set_xlim(0, most / unit or 1)
-        if self._x == "rounds":
-            axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+        axes.xaxis.set_major_locator(
+            MaxNLocator(6, steps=(1, 2, 5, 10), integer=self._x == "rounds")
+        )
         axes.grid(visible=True, which="both", color="0.9", linewidth=0.7)
 
     def _drawn_curves(self) -> list[Curve]:
@@ -235,15 +232,17 @@ def _choose_looks(curves: Sequence[Curve]) -> dict[str, tuple[str, str]]:
     """A colour and a dash for each curve, by its name.
 
     An algorithm has one colour, or one for each variant where it is alone or has more of them than
-    there are dashes; others take what those of ``OWN_COLOURS`` leave.
+    there are dashes.  Those of FIRST have the same colour in every plot, others one that their name
+    gives, or the next that is free.
     """
     several = Counter(curve.algorithm for curve in curves)
     by_algorithm = len(several) > 1 and max(several.values()) <= len(DASHES)
     count, colours, used = len(COLOURS), dict[str, int](), Counter[int]()
     looks: dict[str, tuple[str, str]] = {}
-    for curve in sorted(curves, key=lambda c: (c.algorithm not in OWN_COLOURS, c[:2])):
+    for curve in sorted(curves, key=lambda curve: (curve.algorithm not in FIRST, curve[:2])):
         owner, taken = curve.algorithm if by_algorithm else curve.name, Counter(colours.values())
-        own = OWN_COLOURS.get(curve.algorithm, crc32(curve.algorithm.encode()))
+        known = curve.algorithm in FIRST
+        own = FIRST.index(curve.algorithm) if known else crc32(curve.algorithm.encode())
         if owner not in colours:
             colours[owner] = min(range(count), key=lambda c: (taken[c], (c - own) % count))
         colour = colours[owner]

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, on white.  By
-# their order (curves.py) neither SCAFFOLD nor FedHBM has a blue, as FedAvg has.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#56B4E9")
 FORMATS = (".png", ".pdf", ".svg")
 
