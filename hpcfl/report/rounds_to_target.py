@@ -1,37 +1,27 @@
 """Find when runs reach a target, and their speed-up over FedAvg (FedHBM, tables 2 and 9)."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from math import inf
+from typing import NamedTuple, Self
 
 from hpcfl.errors import JobError
-from hpcfl.job_file.settings import SEED, Settings, affects_results, changed
+from hpcfl.job_file.settings import Settings, affects_results, changed, section
 from hpcfl.report.columns import Column, number, of_runs
 from hpcfl.report.comparison import ComparisonColumns
-from hpcfl.report.groups import ComparedRuns, labels, score_mark
+from hpcfl.report.groups import labels, score_mark
 from hpcfl.report.published import Published, centralised, find, set_up
 from hpcfl.runs.record import RunRecord
-from hpcfl.runs.run_score import ChosenOn
 
 BASELINE = "fedavg"
 """The algorithm that speed-ups are over."""
-_SGD = ("lr", "lr_decay", "schedule", "weight_decay", "clip", "momentum", "nesterov")
-# Settings in which a baseline may differ from a run, if a caption says so: those of the local SGD,
-# which papers tune for each method, and what changes when a run is evaluated or how its sums are
-# rounded.  Data, model, cohorts and the work of a round must agree: else rounds are not of the same
-# kind.
-_TUNED = frozenset(f"local.{key}" for key in _SGD)
-_STATED = _TUNED | {
-    "rounds",
-    "evaluate.every",
-    "evaluate.last",
-    "precision",
-    "executor",
-    "block_size",
-    "reduction",
-}
-_ELSEWHERE = (SEED, "task", "data.root")  # the seed is matched by itself; the others decide nothing
+_RATES = frozenset(
+    f"local.{key}"
+    for key in ("lr", "lr_decay", "schedule", "weight_decay", "clip", "momentum", "nesterov")
+)
+"""Settings of the local SGD, which papers tune for each method."""
+# None of these decides when a run reaches a target: a longer run passes through the same models.
+_IGNORED = frozenset({"task", "data.root", "rounds", "executor", "block_size", "reduction"})
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,8 @@ class Baseline(NamedTuple):
     run: int
     """Its index among those of the report."""
     label: str
-    """The run's name and, in brackets, each setting in which it differs."""
+    """The run's name and, in brackets, each rate in which it differs."""
+    other_rates: bool
 
 
 class TargetRounds(NamedTuple):
@@ -102,29 +93,35 @@ class TargetRounds(NamedTuple):
     baselines: Sequence[Baseline | None]
     """Of each run; None where no FedAvg run can be compared with it."""
     captions: Sequence[str]
-    """Lines about the baselines, where there is a choice or a difference."""
+    """Lines about the baselines."""
 
 
 def target_rounds(runs: Sequence[RunRecord], target: Target) -> TargetRounds:
     """When runs reached the target, and how much sooner than FedAvg.
 
-    The baseline of a run is the FedAvg run of the same seed that agrees in every setting but the
-    algorithm's own.  Where no FedAvg job agrees, one that differs in stated settings alone (the
-    rates, above all) is taken, and a caption says so; of several, the first that reaches it: by
-    validation accuracies, where every run has them.
-    All seeds of a job have the same FedAvg job as their baseline.
+    The baseline of a run is the FedAvg run of the same seed and settings, rates included where
+    there is one.  Else it is the one that differs in rates alone, if no other does.
 
     Raises:
         JobError: as `Target.level`.
     """
-    compared = ComparedRuns.of(runs)
-    rounds = [_first(run, target.level(run), "test") for run in runs]
-    reached = [_first(run, target.level(run), compared.on) for run in runs]
-    baselines, captions = _baselines(compared, rounds, reached)
+    rounds = [_first(run, target.level(run)) for run in runs]
+    baselines = _baselines(runs, rounds)
     speedups = [
         _over(rounds[baseline.run], own) if baseline else None
         for baseline, own in zip(baselines, rounds, strict=True)
     ]
+    captions = [
+        f"speed-up: rounds of the {BASELINE} run of the same seed and settings (but the "
+        "algorithm's own) over the run's; mean of the seeds in which both reached it"
+    ]
+    others = [
+        f"{name} over {baseline.label}"
+        for name, baseline, found in zip(_names(runs), baselines, speedups, strict=True)
+        if found is not None and baseline is not None and baseline.other_rates
+    ]
+    if others:
+        captions.append(f"speed-up over other rates: {'; '.join(others)}")
     return TargetRounds(rounds, speedups, baselines, captions)
 
 
@@ -200,9 +197,9 @@ def _meaning(runs: Sequence[RunRecord], target: Target) -> str:
     return f"{target.title} of the centralised {', '.join(references)}"
 
 
-def _first(run: RunRecord, level: float, on: ChosenOn) -> int | None:
-    """The first evaluated round whose accuracy on these examples reached the level, or None."""
-    scores = run.scores[run.score_key("accuracy", on)]
+def _first(run: RunRecord, level: float) -> int | None:
+    """The first evaluated round whose test accuracy reached the level, or None."""
+    scores = run.scores[run.score_key("accuracy")]
     return next((t for t, value in scores if value >= level), None)
 
 
@@ -211,149 +208,50 @@ def _over(baseline: int | None, own: int | None) -> float | None:
     return baseline / own if baseline and own else None
 
 
-_Job = Mapping[Any, int]  # runs (by index) of one job, by their seeds
-
-
-def _baselines(
-    compared: ComparedRuns, rounds: Sequence[int | None], reached: Sequence[int | None]
-) -> tuple[list[Baseline | None], list[str]]:
-    """The baseline of each run, and captions that say which were taken.
-
-    Args:
-        compared: the runs, and what baselines are chosen on.
-        rounds: when each reached the target.
-        reached: when its accuracy on the examples that baselines are chosen on was there.
-    """
-    runs = compared.runs
-    names = labels([run.path for run in runs])
-    identities = [_identity(run) for run in runs]
-    jobs = _jobs(runs, rounds, identities)
-    references = [job for job in jobs if runs[_any(job)].algorithm == BASELINE]
-    found: list[Baseline | None] = [None] * len(runs)
-    captions_of: dict[str, list[str]] = {}  # captions' ends, with the jobs that have them in common
-    for job in jobs:
-        chosen = _choose(runs, reached, job, references)
-        successful = {seed for seed, index in job.items() if rounds[index] is not None}
-        if chosen is None:
-            if successful:
-                captions_of.setdefault(_why_none(runs, job, references), []).append(
-                    _name(names, job)
-                )
-            continue
-        baseline, rivals = chosen
-        differing = ", ".join(
-            f"{key} {theirs} instead of {ours}"
-            for key, theirs, ours in _differences(runs[_any(baseline)], runs[_any(job)])
-        )
-        for index, run in enumerate(runs):
-            seed = run.settings.get(SEED)
-            if seed in baseline and identities[index] == identities[_any(job)]:
-                other = baseline[seed]
-                label = names[other] + (f" ({differing})" if differing else "")
-                found[index] = Baseline(other, label)
-        both = any(rounds[baseline[seed]] is not None for seed in successful & baseline.keys())
-        if both and (differing or rivals > 1):
-            text = f"over {_name(names, baseline)}"
-            if rivals > 1:
-                where = compared.examples
-                text += f", the first to reach it of {rivals} {BASELINE} jobs (chosen on {where})"
-            text += f", which has {differing}" if differing else ""
-            captions_of.setdefault(text, []).append(_name(names, job))
-    captions = [
-        f"speed-up: rounds of the {BASELINE} run of the same seed and settings (but the "
-        "algorithm's own) over the run's; mean of the seeds in which both reached it"
-    ]
-    captions += [f"speed-up of {', '.join(jobs)}: {text}" for text, jobs in captions_of.items()]
-    return found, captions
-
-
-def _choose(
-    runs: Sequence[RunRecord],
-    rounds: Sequence[int | None],
-    job: _Job,
-    references: Sequence[_Job],
-) -> tuple[_Job, int] | None:
-    """The reference that a job is compared with, and how many were as near to it."""
-    ranked: list[tuple[tuple[int, int], tuple[float, float], int, _Job]] = []
-    for place, reference in enumerate(references):
-        keys = {key for key, _, _ in _differences(runs[_any(reference)], runs[_any(job)])}
-        if keys <= _STATED and reference.keys() & job.keys():
-            distance = len(keys & _TUNED), len(keys - _TUNED)
-            ranked.append((distance, _rank_of(rounds, job, reference), place, reference))
-    if not ranked:
-        return None
-    distance, _, _, nearest = min(ranked, key=lambda entry: entry[:3])
-    return nearest, sum(entry[0] == distance for entry in ranked)
-
-
-def _rank_of(rounds: Sequence[int | None], job: _Job, reference: _Job) -> tuple[float, float]:
-    """For how many seeds of a job the reference never gets there, and the mean of the others."""
-    seeds = [seed for seed in job if seed in reference]
-    known = [found for seed in seeds if (found := rounds[reference[seed]]) is not None]
-    return len(job) - len(known), math.fsum(known) / len(known) if known else math.inf
-
-
-def _why_none(runs: Sequence[RunRecord], job: _Job, references: Sequence[_Job]) -> str:
-    """Why a job has no baseline: the settings in which the nearest FedAvg job differs."""
-    apart = [
-        [f"{key} {ours}" for key, _, ours in found if key not in _STATED]
-        for found in (_differences(runs[_any(other)], runs[_any(job)]) for other in references)
-    ]
-    if not apart:
-        return f"none, there is no {BASELINE} run"
-    nearest = min(apart, key=len)
-    return f"none, no {BASELINE} run has its {', '.join(nearest) if nearest else 'seeds'}"
-
-
-def _differences(reference: RunRecord, run: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """The settings in which two runs differ, with the value of each; the algorithm's own aside."""
-    for key, theirs, ours in changed(reference.settings, run.settings):
-        compared = _compared(reference.settings, key) or _compared(run.settings, key)
-        if compared and not key.startswith("algorithm."):
-            yield key, theirs, ours
-
-
-def _compared(job: Settings, key: str) -> bool:
-    """Whether the setting can change when a run reaches a target."""
-    if key == "rounds":  # a longer run passes through the same models, unless its rates look ahead
-        return job.get("local.schedule") == "cosine"
-    return key not in _ELSEWHERE and (affects_results(key) or key in _STATED)
-
-
-def _jobs(
-    runs: Sequence[RunRecord], rounds: Sequence[int | None], identities: Sequence[str]
-) -> list[_Job]:
-    """Runs of jobs that differ in the seed alone.
-
-    Runs of one job and seed may still differ in their numbers of rounds, planned or made: the first
-    to reach it stands for them, else the longest.
-    """
+def _baselines(runs: Sequence[RunRecord], rounds: Sequence[int | None]) -> list[Baseline | None]:
+    """The FedAvg run that each run is compared with, if any; ``rounds`` to reach the target."""
+    names, kinds = _names(runs), [_kind(run) for run in runs]
+    rates = [_rates(run) for run in runs]
+    references = [index for index, run in enumerate(runs) if run.algorithm == BASELINE]
 
     def rank(index: int) -> tuple[float, int]:
         found = rounds[index]
-        return (math.inf if found is None else found), -runs[index].done
+        return (inf if found is None else found), -runs[index].done
 
-    jobs: dict[str, dict[Any, int]] = {}
-    for index, run in enumerate(runs):
-        job, seed = jobs.setdefault(identities[index], {}), run.settings.get(SEED)
-        job[seed] = min(job.get(seed, index), index, key=rank)
-    return list(jobs.values())
-
-
-def _identity(run: RunRecord) -> str:
-    job = run.settings
-    return repr(sorted((key, repr(value)) for key, value in job.items() if _compared(job, key)))
-
-
-def _any(job: _Job) -> int:
-    """A run of a job."""
-    return next(iter(job.values()))
+    found: list[Baseline | None] = []
+    for index, kind in enumerate(kinds):
+        alike = [other for other in references if kinds[other] == kind]
+        alike = [other for other in alike if rates[other] == rates[index]] or alike
+        jobs = {f"{rates[other]} {section(runs[other].settings, 'algorithm')}" for other in alike}
+        if len(jobs) != 1:
+            found.append(None)
+            continue
+        chosen = min(alike, key=rank)  # of several runs of the job
+        differences = changed(rates[chosen], rates[index])
+        text = ", ".join(f"{key} {theirs} instead of {ours}" for key, theirs, ours in differences)
+        found.append(Baseline(chosen, names[chosen] + (f" ({text})" if text else ""), bool(text)))
+    return found
 
 
-def _name(names: Sequence[str], job: _Job) -> str:
-    """The first run of a job, and how many seeds more it has."""
-    more = len(job) - 1
-    return names[_any(job)] + (f" (and {more} more seed{'s' * (more > 1)})" if more else "")
+def _names(runs: Sequence[RunRecord]) -> list[str]:
+    return labels([run.path for run in runs])
+
+
+def _kind(run: RunRecord) -> list[tuple[str, str]]:
+    """The seed and the settings that a run and its baseline share."""
+    return sorted(
+        (key, repr(value))
+        for key, value in run.settings.items()
+        if (affects_results(key) or key == "evaluate.every")
+        and not (key in _RATES | _IGNORED or key.startswith("algorithm."))
+    )
+
+
+def _rates(run: RunRecord) -> Settings:
+    """The rates of a run; where they look ahead, its rounds are one."""
+    cosine = run.settings.get("local.schedule") == "cosine"
+    keys = [*sorted(_RATES), *["rounds"] * cosine]
+    return {key: run.settings[key] for key in keys if key in run.settings}
 
 
 def _printed(row: Published) -> str:

@@ -13,7 +13,6 @@ from hpcfl.job_file.settings import flatten
 from hpcfl.report import by_run, by_seed, plain, to_markdown
 from hpcfl.report.choose import choose_settings
 from hpcfl.report.layouts import LAYOUTS, arranged
-from hpcfl.report.rounds_to_target import Target, with_target
 from hpcfl.runs.record import RunRecord
 
 JOB = Path(__file__).parents[2] / "jobs/quickstart.yaml"
@@ -190,26 +189,6 @@ def test_the_best_round_is_chosen_alike():
     shown = to_markdown(by_run([run, other]))
     assert "80.00 @2" in shown
     assert "best: chosen on the test set\n" in to_markdown(by_run([other]))
-
-
-def test_a_baseline_is_chosen_on_validation_data():
-    """FedAvg with rate 0.1 is there first by validation, with 0.2 by tests."""
-    runs = [
-        record("slow", [0.1, 0.2, 0.3, 0.9], [0.9, 0.9, 0.9, 0.9], "local.lr=0.1"),
-        record("fast", [0.1, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9], "local.lr=0.2"),
-        record("hbm", [0.1, 0.9], [0.1, 0.9], "local.lr=0.3", algorithm="fedhbm", rounds=4),
-    ]
-    target = Target(0.8, absolute=True)
-
-    def speed_up(found):
-        return {c.title: c.cell(runs[2]) for c in found.columns}["speed-up\nx"]
-
-    found = with_target(runs, target)
-    assert speed_up(found) == "2.00"
-    assert "2 fedavg jobs (chosen on the validation data)" in found.captions[-1]
-    found = with_target(without_validation(runs), target)
-    assert speed_up(found) == "1.00"
-    assert "2 fedavg jobs (chosen on the test set)" in found.captions[-1]
 
 
 def test_a_last_score_that_is_not_finite_is_not_replaced_by_an_earlier_one():
