@@ -201,7 +201,7 @@ def _state(run: RunRecord) -> Iterator[tuple[str, str]]:
     elif run.outcome and state == run.outcome.ending and run.outcome.message:
         yield "ended", run.outcome.message
     if run.divergence:
-        yield "diverged", str(run.divergence)
+        yield "diverged", run.divergence
     if record:
         return
     kept = [int(found.name) for found in committed_folders(folder.checkpoints)]

@@ -14,7 +14,7 @@ from hpcfl.io.files import present
 from hpcfl.job_file.settings import BRANCH, Settings, flatten
 from hpcfl.job_file.yaml_file import plain, relative_to_run
 from hpcfl.runs.branches import Branch, read_branches
-from hpcfl.runs.divergence import Divergence, find_divergence
+from hpcfl.runs.divergence import find_divergence
 from hpcfl.runs.history import (
     Outcome,
     ended_early,
@@ -107,7 +107,7 @@ class RunRecord:
         return state_of(self.done, self.rounds, self.outcome, alive=self.alive, failed=self.failed)
 
     @cached_property
-    def divergence(self) -> Divergence | None:
+    def divergence(self) -> str | None:
         """By how much its training loss diverged; None if it did not."""
         return find_divergence(self.log, self.guess_loss)
 
