@@ -42,9 +42,6 @@ setup(
         "cloudpickle>=3.1,<4",
         "rich>=14.0,<16",
         "safetensors>=0.5,<1",
-        "matplotlib>=3.9,<4",
-        "pillow>=11,<14",
-        "shtab>=1.7,<2",
     ],
     extras_require={
         # MPI with its own mpirun, from wheels: a laptop, a test machine.
@@ -54,6 +51,10 @@ setup(
         # The epsilon of dpfedavg; it wants an old attrs.
         "privacy": ["dp-accounting>=0.4,<1"],
         "huggingface": ["datasets>=4,<6"],
+        # Plots; the data sets of encoded images; hpcfl --print-completion.
+        "plot": ["matplotlib>=3.9,<4"],
+        "images": ["pillow>=11,<14"],
+        "complete": ["shtab>=1.7,<2"],
         "demo": ["scikit-learn>=1.5,<2"],
         "tensorboard": ["tensorboard>=2.18,<3"],
         # For callbacks: [mlflow], without its server; a full mlflow does as well.

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hpcfl.errors import JobError
+from hpcfl.io.packages import require
 from hpcfl.job_file.packaged import packaged_jobs
 
 SHELLS = ("bash", "zsh")
@@ -28,13 +30,21 @@ class PrintCompletion(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Print the script of the shell, and exit."""
-        sys.stdout.write(completion(parser, values))
+        try:
+            sys.stdout.write(completion(parser, values))
+        except JobError as e:
+            parser.exit(e.exit_code, f"JobError: {e}\n")
         parser.exit()
 
 
 def completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script of a shell, "bash" or "zsh"."""
-    import shtab  # for this option alone
+    """The script of a shell, "bash" or "zsh".
+
+    Raises:
+        JobError: shtab is not installed.
+    """
+    require("shtab", "--print-completion", "complete")
+    import shtab
 
     for command in _commands(parser):
         for action in command._actions:

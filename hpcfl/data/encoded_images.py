@@ -5,14 +5,20 @@ images are composed over white, and orientation tags are ignored, as by the usua
 data sets.  Images of more than 8 bits a channel would lose bits, so they count as damaged.
 """
 
+from __future__ import annotations
+
 import struct
 from io import BytesIO
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from zlib import error as ZlibError
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+
+from hpcfl.io.packages import require
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 QUALITY = 90  # of the JPEG of a shrunk image
 _FORMATS = ("JPEG", "PNG", "TIFF", "WEBP")
@@ -28,9 +34,17 @@ DAMAGED = (
     ArithmeticError,
     struct.error,
     ZlibError,
-    Image.DecompressionBombError,
 )
-"""The exceptions of Pillow for files that are no images, or damaged ones."""
+"""The exceptions for files that are no images, or damaged ones."""
+
+
+def require_pillow() -> None:
+    """Refuse images before they are fetched, packed or decoded.
+
+    Raises:
+        JobError: Pillow is not installed.
+    """
+    require("PIL", "a data set of encoded images", "images")
 
 
 def shrunk(content: bytes, side: int) -> bytes:
@@ -81,13 +95,18 @@ def grey_or_colour(content: bytes, mode: Literal["L", "RGB"] | None = None) -> N
 
 def reason(error: Exception) -> str:
     """Why a file could not be read, without its name."""
-    if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
-        return "it is no JPEG, PNG, TIFF or WebP"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _opened(content: bytes) -> Image.Image:
-    image = Image.open(BytesIO(content), formats=_FORMATS)
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(BytesIO(content), formats=_FORMATS)
+    except UnidentifiedImageError as e:  # its text names an object in memory
+        raise ValueError("it is no JPEG, PNG, TIFF or WebP") from e
+    except Image.DecompressionBombError as e:
+        raise ValueError(str(e)) from e
     if image.mode not in _MODES:
         raise ValueError(f"its pixels are {image.mode}, expected 8 bits a channel")
     return image
@@ -97,6 +116,8 @@ def in_colour(image: Image.Image) -> Image.Image:
     """Red, green and blue."""
     if not image.has_transparency_data:
         return image.convert("RGB")
+    from PIL import Image
+
     over = Image.new("RGBA", image.size, "white")
     over.alpha_composite(image.convert("RGBA"))
     return over.convert("RGB")
@@ -110,4 +131,6 @@ def _square(image: Image.Image, side: int) -> Image.Image:
     short = min(width, height)
     left, top = (width - short) // 2, (height - short) // 2
     middle = (left, top, left + short, top + short)
-    return in_colour(image).resize((side, side), Image.Resampling.BICUBIC, middle)
+    from PIL.Image import Resampling
+
+    return in_colour(image).resize((side, side), Resampling.BICUBIC, middle)

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.download import Track
+from hpcfl.data.encoded_images import require_pillow
 from hpcfl.data.image_listing import Listing, Photo, check_origin, sources_remain
 from hpcfl.data.images import IMAGENET_MEAN, IMAGENET_STD, CropFlipNormalize
 from hpcfl.data.pack_images import pack
@@ -76,6 +77,7 @@ class Photos(DataConfig):
         Raises:
             DataError: images are missing; or the packed file was made from others.
         """
+        require_pillow()
         missing = not self.packed.exists()
         if missing:
             pack(
@@ -118,6 +120,7 @@ class Photos(DataConfig):
 
     def load(self, seed: int) -> Dataset:
         """Memory-map the packed file; nothing is decoded yet."""
+        require_pillow()
         contents = self.read()
         self.check(contents)
         return Dataset(

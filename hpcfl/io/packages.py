@@ -31,6 +31,25 @@ def refuse_shadow(package: str) -> None:
         )
 
 
+def require(package: str, use: str, extra: str) -> None:
+    """Refuse a use of a package that is not installed, or hidden by a file of the user's.
+
+    Args:
+        package: as Python imports it.
+        use: what needs it, for the message.
+        extra: of hpcfl, which brings it.
+
+    Raises:
+        JobError: see ``refuse_shadow``; or it is not installed.
+    """
+    refuse_shadow(package)
+    if find_spec(package) is None:
+        raise JobError(
+            f"{use} needs the package {package}, which is not installed; "
+            f"pip install 'hpcfl[{extra}]'"
+        )
+
+
 def _shadow(package: str) -> Path | None:
     """What Python finds by the name of a package, if no installation has put it there."""
     spec = find_spec(package)

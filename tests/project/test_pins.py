@@ -65,7 +65,9 @@ def test_conda_has_the_same_versions(metadata, pins):
     conda = {CONDA_NAMES.get(name, name): version for name, version in named}
     assert re.fullmatch(r"3\.1[1-9]", conda.pop("python"))
     assert conda == {name: pins[name] for name in conda}
-    needed = [*metadata["install_requires"], *metadata["extras_require"]["mpi"]]
+    extras = metadata["extras_require"]
+    taken = (extras[name] for name in ("mpi", "demo", "plot", "images", "complete"))
+    needed = [*metadata["install_requires"], *chain(*taken)]
     assert {Requirement(line).name for line in needed} <= set(conda)
 
 

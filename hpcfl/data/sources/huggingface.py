@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason
+from hpcfl.data.encoded_images import DAMAGED, grey_or_colour, reason, require_pillow
 from hpcfl.data.finite import row_not_finite
 from hpcfl.data.labels import (
     LabelType,
@@ -143,6 +143,7 @@ class TableSplit(NamedTuple):
 
     def _images(self, name: str) -> NDArray[Any]:
         """Decode a column of images; grey ones have three channels if others are in colour."""
+        require_pillow()
         feature, images = self.table.features[name], []
         if feature.mode not in (None, "L", "RGB"):
             raise DataError(

@@ -20,7 +20,7 @@ from hpcfl.data.archives import provide_folder
 from hpcfl.data.base import Dataset
 from hpcfl.data.colour import Coloured
 from hpcfl.data.download import PublishedFile, Track
-from hpcfl.data.encoded_images import DAMAGED, pixels, reason
+from hpcfl.data.encoded_images import DAMAGED, pixels, reason, require_pillow
 from hpcfl.data.hdf5 import attribute, encoded, opened
 from hpcfl.data.image_listing import (
     Fault,
@@ -85,6 +85,7 @@ class TinyImageNet(Coloured):
         root, path = Path(self.root), self.packed
         missing = not path.exists()
         if missing or any((folder / "train").is_dir() for folder in (root / FOLDER, root)):
+            require_pillow()
             folder = _official(root, track)
             names, train, test = _listed(folder)
             self._check(len(names), len(train), len(test))

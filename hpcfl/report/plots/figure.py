@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcfl.io.packages import refuse_shadow
+from hpcfl.io.packages import require
 from hpcfl.runs.outputs import check_output, write_output
 from hpcfl.runs.sweep_log import PLOT_MARK
 
@@ -28,7 +28,6 @@ def new_figure(width: float, height: float, down: int = 1) -> tuple[Figure, list
         height: of all panels.
         down: the number of panels.
     """
-    refuse_shadow("matplotlib")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
@@ -63,6 +62,7 @@ def check_plot(path: Path) -> None:
     """Refuse a file for a plot before the work that leads to it is done.
 
     Raises:
-        JobError: it cannot be written, or is of another kind.
+        JobError: it cannot be written, or is of another kind; or matplotlib is not installed.
     """
+    require("matplotlib", "a plot", "plot")
     check_output(path, FORMATS, make_folder=True)
