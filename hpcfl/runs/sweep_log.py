@@ -31,7 +31,6 @@ PLOT_MARK = {"Software": "hpcfl"}
 """A text in every PNG, which names matplotlib otherwise."""
 _LABELS = "# labels: "
 """Begins its second line: the labels in the grid, each with the keys that it sets, as JSON."""
-_SUBMITTED = re.compile(r"Slurm job (\w+): .*\b(\d+) a task\b")
 _PLAN = re.compile(r"(\d+) runs to do, (\d+) finished before")
 
 
@@ -84,14 +83,12 @@ class SweepLog:
 
 
 class SweepEvents(NamedTuple):
-    """The number of runs of a sweep, those that failed, and its jobs."""
+    """The number of runs of a sweep, and those that failed."""
 
     points: int
     """Runs of the sweep, or of the largest part of it if parts were run separately."""
     failed: Mapping[str, str]
     """The reasons, by the names of the runs whose last event is a failure."""
-    submitted: Mapping[str, int]
-    """How many runs a task of each array of Slurm's has, by the id of the array."""
 
 
 def read_sweep_log(root: Path) -> SweepEvents | None:
@@ -109,7 +106,7 @@ def read_sweep_log(root: Path) -> SweepEvents | None:
     except OSError as e:
         message = f"{path}: cannot be read: {e.strerror}; {READABLE}"
         raise file_error(e, message, StoreError) from e
-    points, failed, submitted = 0, dict[str, str](), dict[str, int]()
+    points, failed = 0, dict[str, str]()
     for line in _lines(path, content):
         found = _EVENT.fullmatch(line)
         if not found:
@@ -120,9 +117,7 @@ def read_sweep_log(root: Path) -> SweepEvents | None:
             failed[name] = text
         elif event == "plan" and (plan := _PLAN.match(text)):
             points = max(points, int(plan[1]) + int(plan[2]))
-        elif event == "submitted" and (array := _SUBMITTED.match(text)):
-            submitted[array[1]] = int(array[2])
-    return SweepEvents(points, failed, submitted)
+    return SweepEvents(points, failed)
 
 
 def was_begun_before(root: Path) -> bool:

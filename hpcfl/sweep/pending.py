@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from rich.box import ASCII2
 from rich.table import Table
 
-from hpcfl.errors import DiskError, JobError, StoreError
+from hpcfl.errors import JobError
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
@@ -16,16 +16,15 @@ from hpcfl.io.table import render_tables
 from hpcfl.io.threads import map_in_threads
 from hpcfl.job.load_run import load_run
 from hpcfl.job_file.resume_rules import PLACES, ending_fingerprint, is_mutable
-from hpcfl.job_file.settings import OF_SCORES, changed, flatten, some_of
+from hpcfl.job_file.settings import OF_SCORES, changed, flatten
 from hpcfl.job_file.yaml_file import as_override, as_shell_word, as_yaml, in_own_run, replace_kept
 from hpcfl.runs.branches import read_branches
-from hpcfl.runs.history import ended_early, last_outcome, recorded_code
+from hpcfl.runs.history import ended_early, last_outcome
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader
 from hpcfl.runs.manifest import committed
 from hpcfl.runs.record import read_record
 from hpcfl.runs.sweep_log import PlaceInSweep
-from hpcfl.setup.code_digests import code_digests, edited
 from hpcfl.sweep.grid import Point, Sweep
 
 Action = Literal["start", "resume", "skip"]
@@ -41,8 +40,6 @@ class PendingRun(NamedTuple):
     """Rounds in its newest checkpoint, or of a finished run that has none any more."""
     changes: tuple[str, ...] = ()
     """Of a run that is resumed, the settings that are new: more rounds, other paths of its data."""
-    edited: tuple[str, ...] = ()
-    """Of a run that is skipped, the modules of the user's that were edited after its last round."""
 
 
 def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
@@ -98,22 +95,7 @@ def runs_table(runs: Sequence[PendingRun]) -> str:
         made.add_row(point.name, action_text[action], "  ".join(point.overrides))
     finished = sum(todo.action == "skip" for todo in runs)
     count = f"{len(runs)} run{'s' * (len(runs) != 1)}, {finished} of them finished"
-    return "\n".join([render_tables(made, width=10_000), count, *edited_notes(runs)])
-
-
-def edited_notes(runs: Sequence[PendingRun]) -> list[str]:
-    """A line for skipped runs whose modules of the user's were edited after their last round."""
-    names: dict[tuple[str, ...], list[str]] = {}
-    for run in runs:
-        if run.edited:
-            names.setdefault(run.edited, []).append(run.point.name)
-    return [
-        f"{'modules' if len(modules) > 1 else 'module'} {', '.join(modules)} "
-        f"{'were' if len(modules) > 1 else 'was'} edited after the last round of {some_of(of)}: "
-        "the results are those of the old code; to run the new one, delete the run's directory, or "
-        "choose another with --out"
-        for modules, of in names.items()
-    ]
+    return "\n".join([render_tables(made, width=10_000), count])
 
 
 def _entry(point: Point, folder: RunDir) -> PendingRun:
@@ -140,26 +122,12 @@ def _entry(point: Point, folder: RunDir) -> PendingRun:
             done, ended = 0, False
             folder.refuse_log_without_checkpoint()
     action: Action = "resume" if kept else "start"
-    modules: tuple[str, ...] = ()
     if done == rounds or (ended and before["rounds"] == rounds):
         action = "skip"
-        modules = _edited_since(folder, done, point)
     _require_same_job(PendingRun(point, folder, action, done), before, now)
     new = [key for key, _, _ in changed(before, now) if key in now] if kept else []
     asked = tuple(as_override(key, now[key]) for key in new)
-    return PendingRun(point, folder, action, done, asked, modules)
-
-
-def _edited_since(folder: RunDir, round: int, point: Point) -> tuple[str, ...]:
-    """The modules of the user's that were edited after the run had computed a round.
-
-    Of a history that cannot be read nothing is known; a resume and a report say so.
-    """
-    try:
-        recorded = recorded_code(folder.history_entries(), round)
-    except (StoreError, DiskError):
-        return ()
-    return tuple(edited(recorded[-1], code_digests(point.loaded.job))) if recorded else ()
+    return PendingRun(point, folder, action, done, asked)
 
 
 def _settings(point: Point, folder: RunDir) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -38,7 +38,7 @@ from hpcfl.setup.load_data import fetch_data
 from hpcfl.signals import STOP, Signals
 from hpcfl.sweep.grid import Sweep
 from hpcfl.sweep.own_files import refuse_foreign
-from hpcfl.sweep.pending import PendingRun, edited_notes, job_of, pending_runs, write_jobs
+from hpcfl.sweep.pending import PendingRun, job_of, pending_runs, write_jobs
 from hpcfl.sweep.process import RunProcess, mpirun
 
 POLL_S = 0.2  # between two polls of the runs
@@ -241,8 +241,6 @@ class _Scheduler:
         skipped = [run for run in self._runs if run.action == "skip"]
         for run in skipped:
             self._log.write("skipped", run.point.name, "finished before")
-        for note in edited_notes(skipped):
-            self._log.write("note", "sweep", note)
         self._log.write(
             "plan", "sweep", f"{len(self._queue)} runs to do, {len(skipped)} finished before, "
             f"{self._slots} at once: {self._why}; hpcfl status {quote(str(self._root))} --follow "

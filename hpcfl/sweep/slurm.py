@@ -3,27 +3,25 @@
 import os
 import shlex
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from hpcfl.errors import JobError
 from hpcfl.io.threads import map_in_threads
 from hpcfl.runs.layout import RunDir
-from hpcfl.runs.sweep_log import SweepLog, read_sweep_log
-from hpcfl.sweep.grid import Sweep
-from hpcfl.sweep.pending import PendingRun, edited_notes, pending_runs
+from hpcfl.runs.sweep_log import SweepLog
+from hpcfl.sweep.grid import Point, Sweep
+from hpcfl.sweep.pending import PendingRun, pending_runs
 from hpcfl.sweep.run_sweep import prepare
 
 SCRIPT = Path("slurm/array.sh")
-_ELSEWHERE = "which run, or wait in the queue"
 
 
 @dataclass(frozen=True)
 class SlurmArray:
-    """The array that is submitted by sbatch."""
+    """The array that is submitted by sbatch: all tasks of which no run is alive and one is left."""
 
     sweep: Sweep
     overrides: Sequence[str]
@@ -37,21 +35,18 @@ class SlurmArray:
 
     def command_line(self) -> str:
         """The command that `submit` would run."""
-        alive = self._alive()
-        runs = pending_runs(self._without(alive), self.root)
-        share = self._share(runs, alive)
-        if not share.tasks:
-            return self._nothing_to_do(runs, share)
+        left = self._left(pending_runs(self._free(), self.root))
+        if not left:
+            return self._nothing_to_do
         # With a quote before its "=" bash takes an assignment for a command.
         words = [f"{key}={shlex.quote(value)}" for key, value in self._environment.items()]
-        return " ".join([*words, shlex.join(self._command(share.tasks))])
+        return " ".join([*words, shlex.join(["sbatch", *self._words(left)])])
 
     def submit(self) -> str:
         """Submit the array; return a line for the user.
 
         Raises:
-            JobError: nothing was submitted: the whole sweep is alive, the script is not here, or
-                Slurm refuses or does not answer.
+            JobError: the whole sweep is alive, the script is not here, or Slurm refuses.
         """
         if not SCRIPT.is_file():
             raise JobError(
@@ -59,130 +54,65 @@ class SlurmArray:
                 "sources, or from one that `hpcfl init` has made"
             )
         with RunDir(self.root) as folder:
-            alive = self._alive()
             # Tasks of earlier arrays may be alive in the same directory.
-            runs = prepare(self._without(alive), folder, partly=True)
-            share = self._share(runs, alive)
-            if not share.tasks:
-                return self._nothing_to_do(runs, share)
-            job = self._sbatch(share.tasks)
-            left_out = f"; {share.left_out} left out, {_ELSEWHERE}" * bool(share.left_out)
-            log = SweepLog(self.root)
-            log.write(
-                "submitted", "sweep", f"Slurm job {job}: {share.runs} runs, {share.finished} "
-                f"finished before, {self.parallel} a task{left_out}",
+            runs = prepare(self._free(), folder, partly=True)
+            left = self._left(runs)
+            if not left:
+                return self._nothing_to_do
+            job = self._sbatch(left)
+            SweepLog(self.root).write(
+                "submitted", "sweep",
+                f"Slurm job {job}: {len(left)} runs, {len(runs) - len(left)} finished before",
             )  # fmt: skip
-            for note in edited_notes(runs):
-                log.write("note", "sweep", note)
         return f"how far they are: hpcfl status {self.root}"
 
     @property
     def _environment(self) -> dict[str, str]:
         return {"HPCFL_OUT": str(self.root), "HPCFL_PACK": str(self.parallel)}
 
-    def _nothing_to_do(self, runs: Sequence[PendingRun], share: "_Share") -> str:
-        line = f"{self.root}: all {share.finished} runs are finished, nothing to submit"
-        if share.left_out:
-            line = (
-                f"{self.root}: nothing to submit: {share.finished} runs finished before, "
-                f"{share.left_out} left out, {_ELSEWHERE}"
-            )
-        return "\n".join([line, *edited_notes(runs)])
+    @property
+    def _nothing_to_do(self) -> str:
+        return f"{self.root}: nothing to submit: all runs are finished, or of tasks that run"
 
-    def _alive(self) -> set[int]:
-        """The points whose runs are alive."""
-        folders = [RunDir(self.root / point.name) for point in self.sweep.points]
-        return {at for at, alive in enumerate(map_in_threads(RunDir.is_locked, folders)) if alive}
+    def _task(self, point: Point) -> int:
+        return point.number // self.parallel
 
-    def _without(self, points: Collection[int]) -> Sweep:
-        """The sweep without some of its points."""
-        kept = [point for at, point in enumerate(self.sweep.points) if at not in points]
-        return replace(self.sweep, points=tuple(kept))
+    def _free(self) -> Sweep:
+        """The sweep without the tasks of which a run is alive: another would wait for that run."""
+        points = self.sweep.points
+        alive = map_in_threads(RunDir.is_locked, [RunDir(self.root / p.name) for p in points])
+        taken = {self._task(point) for point, found in zip(points, alive, strict=True) if found}
+        free = tuple(point for point in points if self._task(point) not in taken)
+        return replace(self.sweep, points=free)
 
-    def _share(self, runs: Sequence[PendingRun], alive: Collection[int]) -> "_Share":
-        """Divide what is not finished into the tasks to submit, and what others run or will run.
+    def _left(self, runs: Sequence[PendingRun]) -> list[Point]:
+        return [run.point for run in runs if run.action != "skip"]
 
-        A task of which another one runs a point would wait for it, with all that it was given.
-
-        Args:
-            runs: of the points that are not alive.
-            alive: the other points.
-        """
-        pack, left = self.parallel, set(alive)
-        places = (at for at in range(len(self.sweep.points)) if at not in alive)
-        left |= {at for at, run in zip(places, runs, strict=True) if run.action != "skip"}
-        taken = {at // pack for at in (*alive, *_queued(self.root))}
-        free = [at for at in sorted(left) if at // pack not in taken]
-        return _Share(
-            sorted({at // pack for at in free}),
-            len(free),
-            len(self.sweep.points) - len(left),
-            len(left) - len(free),
-        )
-
-    def _command(self, tasks: Sequence[int]) -> list[str]:
-        options = [f"--array={ranges(tasks)}", f"--job-name={self.sweep.name}"]
-        script = [str(SCRIPT), str(self.sweep.path), *self.overrides]
+    def _words(self, points: Sequence[Point]) -> list[str]:
+        """Those of sbatch."""
+        tasks = ranges(sorted({self._task(point) for point in points}))
         try:
-            return ["sbatch", *options, *shlex.split(self.options), *script]
+            options = shlex.split(self.options)
         except ValueError as e:
             raise JobError(f"--sbatch: found {self.options!r}: {e}") from e
+        named = [f"--array={tasks}", f"--job-name={self.sweep.name}"]
+        return [*named, *options, str(SCRIPT), str(self.sweep.path), *self.overrides]
 
-    def _sbatch(self, tasks: Sequence[int]) -> str:
-        """The id of the job that was submitted."""
-        name, *words = self._command(tasks)
+    def _sbatch(self, points: Sequence[Point]) -> str:
+        """Submit the tasks of these points; return the id of the job."""
         try:
-            made = _call([name, "--parsable", *words], {**os.environ, **self._environment})
+            made = subprocess.run(  # noqa: S603
+                ["sbatch", "--parsable", *self._words(points)],  # noqa: S607
+                env={**os.environ, **self._environment},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         except OSError as e:
             raise JobError(f"sbatch: {e.strerror}; submit where Slurm is installed") from e
         if made.returncode:
             raise JobError(made.stderr.strip())
         return made.stdout.strip().partition(";")[0]  # the cluster's name may follow
-
-
-class _Share(NamedTuple):
-    """What of a sweep is to be submitted."""
-
-    tasks: Sequence[int]
-    """Of the array."""
-    runs: int
-    """In these tasks, not finished."""
-    finished: int
-    left_out: int
-    """Not finished, but of others."""
-
-
-def _queued(root: Path) -> Iterator[int]:
-    """The points of the tasks in the queue that were submitted from a sweep's directory before.
-
-    Raises:
-        JobError: Slurm does not answer.
-    """
-    events = read_sweep_log(root)
-    if events is None or not events.submitted:
-        return
-    try:
-        said = _call(["squeue", "-h", "-r", f"--user={os.getuid()}", "-o", "%F %K"], os.environ)
-    except OSError:  # no Slurm here; sbatch says so
-        return
-    if said.returncode:
-        raise JobError(
-            f"squeue: {said.stderr.strip()}: it is not known which runs are in the queue; give the "
-            "command again once Slurm answers"
-        )
-    for line in said.stdout.splitlines():
-        job, _, task = line.partition(" ")
-        pack = events.submitted.get(job)
-        if pack and task.isdigit():
-            yield from range(int(task) * pack, (int(task) + 1) * pack)
-
-
-def _call(
-    command: Sequence[str], environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603
-        command, env=environment, capture_output=True, text=True, check=False
-    )
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -152,37 +152,6 @@ def test_a_job_of_hpcfls_classes_has_no_code(run, job, tmp_path):
     assert start["code"] == {}
 
 
-def test_a_sweep_tells_the_modules_that_were_edited_after_its_runs(run, job, tmp_path):
-    root, mine = tmp_path / "out", tmp_path / "mine.py"
-    sweep = tmp_path / "s.yaml"
-    sweep.write_text("job: job.yaml\nset: {algorithm: {name: mine.Mine}}\ngrid: {seed: [0, 1]}\n")
-    runs = [root / f"seed{seed}" for seed in range(2)]
-    for seed, out in enumerate(runs):
-        made = run("run", job, "algorithm={name: mine.Mine}", f"seed={seed}", "--out", out)
-        assert made.code == 0
-    again = run("sweep", sweep, "--out", root)
-    assert again.code == 0
-    assert not any(" note " in line for line in again.err)
-    mine.write_text(f"{MINE}\nEDITED = True\n")
-    told = (
-        "module mine was edited after the last round of seed0, seed1: the results are those "
-        "of the old code; to run the new one, delete the run's directory, or choose another with "
-        "--out"
-    )
-    again = run("sweep", sweep, "--out", root)
-    assert again.code == 0
-    (line,) = [line for line in again.err if " note " in line]
-    assert line.endswith(f" note     sweep: {told}")
-    assert run("sweep", sweep, "--out", root, "--submit", "--dry-run").out[-1] == told
-    # A resume that finds nothing to do computes no round of the new code.
-    assert run("resume", runs[0]).code == 0
-    listed = ("sweep", sweep, "--out", root, "--dry-run")
-    assert run(*listed).out[-1] == told
-    for out in runs:
-        assert run("resume", out, "rounds=5").code == 0
-    assert run(*listed, "rounds=5").out[-1] == "2 runs, 2 of them finished"
-
-
 def test_a_model_that_was_edited_into_another_shape_is_one_line(run, job, tmp_path):
     out, net = tmp_path / "run", "model={name: module, of: net.Net}"
     assert run("run", job, net, "--out", out).code == 0

@@ -105,7 +105,7 @@ def test_what_is_not_finished_is_submitted(file, here, hpcfl, own_process):
         f"runs/s 2 --parsable --array=0,2 --job-name=s -p a b -t 5 slurm/array.sh {file} rounds=2\n"
     )
     (line,) = done.err
-    assert line.endswith("submitted sweep: Slurm job 7: 2 runs, 3 finished before, 2 a task")
+    assert line.endswith("submitted sweep: Slurm job 7: 2 runs, 3 finished before")
     assert hpcfl("status", "runs/s").out == [
         "finished          2 of 2  seed0",
         "not started       -       seed1",
@@ -120,60 +120,28 @@ def test_what_is_not_finished_is_submitted(file, here, hpcfl, own_process):
     ]  # fmt: skip
 
 
-def queue(here, text):
-    (here / "squeue").write_text(f"#!/bin/sh\n{text}\n")
-    (here / "squeue").chmod(0o755)
-
-
-def test_what_others_run_or_will_run_is_left_out(file, here, hpcfl, own_process):
-    """Tasks of the queue, of arrays that were submitted for this sweep, and runs that are alive."""
-    root, submit = here / "runs/s", ("sweep", file, "--submit", "rounds=1")
-    assert hpcfl(*submit, "--parallel", 2).code == 0
-    (here / "submitted").unlink()
-    finish(file, root, (2,), "rounds=1")
-    # Task 1 of that array has the runs 2 and 3.
-    queue(here, 'case "$*" in *--user=*) echo "7 1"; echo "8 0"; echo "9 N/A" ;; esac')
-    (root / "seed0").mkdir()
-    with RunDir(root) as task, RunDir(root / "seed0") as run:
-        task.lock(shared=True)
+def test_a_task_of_which_a_run_is_alive_is_left_out(file, here, hpcfl, own_process):
+    """It runs the other points of the task, too."""
+    root, submit = here / "runs/s", ("sweep", file, "--submit", "--parallel", 2, "rounds=1")
+    (root / "seed3").mkdir(parents=True)
+    with RunDir(root / "seed3") as run:
         run.lock()
-        shown = hpcfl(*submit, "--dry-run").text
+        assert " --array=0,2 " in hpcfl(*submit, "--dry-run").text
         done = hpcfl(*submit)
         assert done.code == 0, done.err
-        assert " --array=1,4 " in shown
-        assert " --array=1,4 " in (here / "submitted").read_text()
-        assert done.err[-1].endswith(
-            "submitted sweep: Slurm job 7: 2 runs, 1 finished before, 1 a task; "
-            "2 left out, which run, or wait in the queue"
-        )
-    # The array of that number is now that of single runs.
-    queue(here, "for task in 0 1 3 4; do echo 7 $task; done")
-    (here / "submitted").unlink()
-    said = "1 runs finished before, 4 left out, which run, or wait in the queue"
-    assert hpcfl(*submit).out == hpcfl(*submit, "--dry-run").out
-    assert hpcfl(*submit).out == [f"runs/s: nothing to submit: {said}"]
+        assert " --array=0,2 " in (here / "submitted").read_text()
+        assert done.err[-1].endswith("Slurm job 7: 3 runs, 0 finished before")
+        (here / "submitted").unlink()
+        alone = ("sweep", file, "--submit", "--parallel", 5)
+        said = "runs/s: nothing to submit: all runs are finished, or of tasks that run"
+        assert hpcfl(*alone).out == hpcfl(*alone, "--dry-run").out == [said]
     assert not (here / "submitted").exists()
-
-
-def test_a_task_with_a_run_of_another_one_is_left_out(file, here, hpcfl, own_process):
-    submit = ("sweep", file, "--submit")
-    assert hpcfl(*submit).code == 0
-    queue(here, 'echo "7 2"')
-    assert hpcfl(*submit, "--parallel", 2).code == 0
-    assert " --array=0,2 " in (here / "submitted").read_text()
-
-
-def test_a_queue_that_cannot_be_asked(file, here, hpcfl, refused, own_process):
-    submit = ("sweep", file, "--submit")
-    assert hpcfl(*submit).code == 0
-    queue(here, 'echo "no contact" >&2; exit 1')
-    assert "squeue: no contact: it is not known which runs are in the queue" in refused(*submit)
 
 
 def test_nothing_is_left_to_submit(file, here, hpcfl, own_process):
     finish(file, here / "runs/s", range(5), "rounds=1")
     done = hpcfl("sweep", file, "--submit", "rounds=1")
-    assert done.out == ["runs/s: all 5 runs are finished, nothing to submit"]
+    assert done.out == ["runs/s: nothing to submit: all runs are finished, or of tasks that run"]
     assert not (here / "submitted").exists()
 
 
