@@ -8,7 +8,7 @@ import pytest
 from hpcfl.errors import JobError
 from hpcfl.io.packages import installed, refuse_shadow
 from hpcfl.report.data_frame import read_log
-from hpcfl.report.plots.figure import new_figure
+from hpcfl.report.plots.figure import check_plot
 
 
 @pytest.fixture
@@ -112,4 +112,4 @@ def test_the_packages_of_a_data_frame_and_of_a_figure(first, monkeypatch):
         read_log(first)
     hide(monkeypatch, first, "matplotlib")
     with pytest.raises(JobError, match="finds it in place of the package matplotlib"):
-        new_figure(1, 1)
+        check_plot(first / "x.png")
