@@ -19,9 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from common import Measurement, Result, column, main, parser, take_turns
 from hpcfl.errors import JobError
 from hpcfl.job.schema import LoadedJob, load
+from hpcfl.setup.build import build_components
 from hpcfl.setup.choose_executor import step_timer, with_executor
-from hpcfl.setup.components import Components, build_components
+from hpcfl.setup.components import Components
 from hpcfl.setup.device import device_of
+from hpcfl.setup.executors import make_executor
 from round import built_in_jobs
 
 SIZES = (10, 32)  # clients in a block
@@ -91,7 +93,7 @@ def bench_executor(
         figures: list[Measurement] = []
         for loaded in jobs:
             components = build_components(loaded, device_of(loaded.job, 0))
-            clients = len(components.rows)
+            clients = len(components.population.rows)
             fit = sizes or [size for size in SIZES if size <= clients] or [clients]
             steps = _take_turns(loaded, components, fit, turns)
             ideal = _flops(components) / _peak(components)
@@ -120,16 +122,16 @@ def _take_turns(
 def _step(components: Components, size: int | None) -> Callable[[], float]:
     """A function that runs a step of one client or of a block; it returns seconds per client."""
     chosen = with_executor(components, "sequential" if size is None else "block", size)
-    step = step_timer(chosen, chosen.executor(chosen.gradient()), size or 1)
+    step = step_timer(chosen, make_executor(chosen, chosen.gradient()), size or 1)
     return lambda: step() / (size or 1)
 
 
 def _flops(components: Components) -> int:
     """The number of multiplications and additions of one gradient on a batch of client 0."""
     gradient = components.gradient()
-    batch = next(components.clients.task(0, 0).batches)
+    batch = next(components.population.clients.task(0, 0).batches)
     with FlopCounterMode(display=False, custom_mapping=RECURRENT) as counter:
-        gradient.stochastic(components.x0.clone(), batch, 0)
+        gradient.stochastic(components.model.x0.clone(), batch, 0)
     counted: int = counter.get_total_flops()
     if not counted:
         raise JobError("model.name: has no matrix product whose time could be compared")
@@ -138,7 +140,7 @@ def _flops(components: Components) -> int:
 
 def _peak(components: Components) -> float:
     """Multiplications and additions per second, in products of large matrices."""
-    dtype = torch.bfloat16 if components.job.precision == "bf16" else components.x0.dtype
+    dtype = torch.bfloat16 if components.job.precision == "bf16" else components.model.x0.dtype
     a, b = (torch.rand(SIDE, SIDE, device=components.device).to(dtype) for _ in range(2))
     times = []
     for _ in range(WARM[components.device.type] + TURNS):

@@ -91,7 +91,7 @@ def bench_peers(
                 f"bare loop, {precision}": bare,
                 f"pfl {versions['pfl']}, {precision}": lambda pfl=pfl: float(next(pfl)["cpu_s"]),  # type: ignore[misc]
             }
-            if versions["parameters"] != components.x0.numel():
+            if versions["parameters"] != components.model.x0.numel():
                 parameters = versions["parameters"]
                 raise JobError(f"{peer}: its model has {parameters} parameters, not ours")
         times = take_turns(sides, turns, "peers: rounds")

@@ -153,7 +153,7 @@ def _take_turns(
     for _ in track(range(pairs + 1), what, pairs + 1, thread=False):
         start = bare.x
         times.append((engine(), bare()))
-        if type(components.algorithm) is FedAvg:
+        if type(components.training.algorithm) is FedAvg:
             gaps.append(_gap(components, start, engine.x, bare.x))
         bare.x = engine.x  # otherwise rounding errors would grow from turn to turn
     return times[1:], gaps
@@ -224,10 +224,10 @@ class BareLoop:
         self._components, self._run, self._turn, self._done = components, run, rounds, 0
         self._clock = clock
         self.x = run.x0.clone()
-        self._model = copy.deepcopy(components.model)
+        self._model = copy.deepcopy(components.model.module)
         load_vector(self._model, self.x)
         self._seed_layers = LayerSeeds(self._model)
-        if len(components.dataset.train.inputs.shape) == 4:
+        if len(components.population.dataset.train.inputs.shape) == 4:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bf16 = components.job.precision == "bf16"
         self._precision = partial(autocast_bfloat16, run.x0.device.type) if bf16 else nullcontext
@@ -256,12 +256,12 @@ class BareLoop:
 
     def _work(self, client: int, round: int) -> _Visit:
         task = self._run.training.clients.task(client, round)
-        weight = float(self._components.weights[client])
+        weight = float(self._components.population.weights[client])
         return _Visit(weight, list(task.batches), task.dropout_seed)
 
     def _round(self, cohort: Sequence[_Visit], local_lr: float) -> None:
         local = self._components.job.local
-        loss_of = LOSSES[self._components.dataset.loss]
+        loss_of = LOSSES[self._components.population.dataset.loss]
         mean = torch.zeros_like(self.x)
         total = sum(visit.weight for visit in cohort)
         for weight, batches, seed in cohort:
@@ -284,7 +284,7 @@ class BareLoop:
                     torch.nn.utils.clip_grad_norm_(self._model.parameters(), local.clip)
                 optimizer.step()
             mean.add_(parameters(self._model), alpha=weight / total)
-        self.x = self.x.lerp(mean, self._components.algorithm.server_lr)
+        self.x = self.x.lerp(mean, self._components.training.algorithm.server_lr)
 
 
 def command(words: Sequence[str] | None = None) -> int:

@@ -14,7 +14,9 @@ from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState, Run
 from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.log import RunLog
-from hpcfl.setup.components import Components, build_components, build_run
+from hpcfl.setup.build import build_components
+from hpcfl.setup.build_run import build_run
+from hpcfl.setup.components import Components
 from hpcfl.setup.device import device_of, gpu_rank
 from hpcfl.signals import Signals
 from hpcfl.types import Record, Vector
@@ -105,7 +107,7 @@ def build_timed_run(
     """
     comm = comm or Solo()
     components = build_components(loaded, device_of(loaded.job, gpu_rank(loaded.job, comm)))
-    owner = assign_owners([len(own) for own in components.rows], comm.size)
+    owner = assign_owners([len(own) for own in components.population.rows], comm.size)
     hooks = LogOnly(stack.enter_context(closing(RunLog(folder / "log.jsonl"))))
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
     store = stack.enter_context(closing(components.store(folder, comm.rank, "bench", mine)))

@@ -10,7 +10,7 @@ from hpcfl.job.schema import load
 from hpcfl.job_file.yaml_file import add_checksum
 from hpcfl.runs.manifest import committed, committed_folders
 from hpcfl.runs.sweep_log import log_line
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
 
@@ -54,7 +54,7 @@ def damage_a_row(run):
     path = segment(run)
     schema = build_components(
         load(run / "job.yaml"), torch.device("cpu"), resumed=True
-    ).schema.client_state
+    ).training.schema.client_state
     flip(path, inspect(path, schema).offsets[0] + row * schema.bytes + 5)
     return row, clients[row]
 

@@ -73,7 +73,7 @@ def check_algorithm(trial: Trial) -> None:
         JobError: a hook of a class of the user's raises, draws from a global generator, keeps
             something between calls, or breaks another rule of ``hpcfl/algorithms/base.py``.
     """
-    components, x0, clients = trial.components, trial.components.x0, trial.clients
+    components, x0, clients = trial.components, trial.components.model.x0, trial.clients
     # Without running statistics, which another class carries: errors are the method's own.
     algorithm = CheckedAlgorithm(components.job.algorithm)
     start = (x0,) if algorithm.warm_start else ()
@@ -87,10 +87,14 @@ def check_algorithm(trial: Trial) -> None:
         partial(_member, trial, algorithm, client, own[:1], first)
         for client, own, first in zip(clients, full, initial, strict=True)
     ]
-    cohort = Cohort(0, len(members), len(components.rows), components.job.local_lr(0), grads)
+    cohort = Cohort(
+        0, len(members), len(components.population.rows), components.job.local_lr(0), grads
+    )
     gradient = _TrialGradient(trial)
     with trial.algorithm_errors():
-        require_repeatable(algorithm, components.descent, gradient, x0, warm, members, cohort)
+        require_repeatable(
+            algorithm, components.training.descent, gradient, x0, warm, members, cohort
+        )
 
 
 def _means(gradients: Sequence[tuple[Vector, ...]]) -> tuple[Vector, ...]:
@@ -115,9 +119,9 @@ def _member(
         initial: its full gradient at the initial model, with a warm start.
     """
     components = trial.components
-    task = components.clients.task(client, 0, steps=1)
+    task = components.population.clients.task(client, 0, steps=1)
     about = task.client._replace(full_grad=full[0]) if full else task.client
-    state = algorithm.init_client(components.x0, components.random_init(client), *initial)
+    state = algorithm.init_client(components.model.x0, components.random_init(client), *initial)
     return Member(task._replace(client=about, batches=iter([trial.batches[client]])), state)
 
 
@@ -189,5 +193,5 @@ def _full_gradients(trial: Trial, client: int, points: tuple[Vector, ...]) -> tu
     if not points:
         return ()
     with trial.model_errors(trial.batches[client]):
-        survey = trial.components.clients.task(client, 0, steps=1).full_batches
+        survey = trial.components.population.clients.task(client, 0, steps=1).full_batches
         return trial.gradient.full(points, islice(survey, 1))

@@ -33,7 +33,7 @@ def check_range(components: Components) -> None:
     Raises:
         JobError: a number in the data is too large.
     """
-    dataset, dtype = components.dataset, components.x0.dtype
+    dataset, dtype = components.population.dataset, components.model.x0.dtype
     for examples in filter(None, (dataset.train, dataset.test)):
         for tensor in (*_tensors(examples.inputs, dataset.named), examples.labels):
             if tensor.dtype != torch.float64 or not tensor.numel() or dtype == torch.float64:
@@ -55,7 +55,7 @@ def check_finite(trial: Trial) -> None:
     Raises:
         JobError: a number in the data is not finite.
     """
-    dataset = trial.components.dataset
+    dataset = trial.components.population.dataset
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
         if examples is None or dataset.mapped:
             continue
@@ -112,7 +112,7 @@ def check_padding_labels(trial: Trial) -> None:
     Raises:
         JobError: there are some, and the class of the data does not say that they are padding.
     """
-    dataset, data = trial.components.dataset, trial.components.job.data
+    dataset, data = trial.components.population.dataset, trial.components.job.data
     if dataset.loss != "tokens" or data.padded_text:
         return
     parts = {"training": dataset.train, "test": dataset.test}
@@ -129,7 +129,7 @@ def check_padding_labels(trial: Trial) -> None:
 
 def class_notes(components: Components) -> tuple[str, ...]:
     """A line on training labels that are all of one class, which every model learns to say."""
-    dataset = components.dataset
+    dataset = components.population.dataset
     labels = dataset.train.labels
     of_classes = dataset.loss == "cross_entropy" and dataset.classes is not None
     own = isinstance(components.job.loss, OwnLoss)  # it may look at no labels
@@ -159,7 +159,7 @@ def check_rows(trial: Trial) -> None:
 
     Differences as by rounding pass: a sum over rows may be taken in another order.
     """
-    dataset = trial.components.dataset
+    dataset = trial.components.population.dataset
     transforms = [dataset.transform, *([dataset.personal(0)] if dataset.personal else [])]
     for transform in transforms:
         if _module_of(transform).partition(".")[0] != _HPCFL and not _by_row(trial, transform):
@@ -175,7 +175,7 @@ def _batch(trial: Trial, client: int) -> Batch:
     """The first batch of a client in round 1."""
     with trial.data_errors():
         before = generators()
-        batch = next(trial.components.clients.task(client, 0, steps=1).batches)
+        batch = next(trial.components.population.clients.task(client, 0, steps=1).batches)
         trial.check_undrawn(before, "data", "kind", "its transform", "use the draws")
     return batch
 
@@ -193,7 +193,7 @@ def _check_repeated(trial: Trial, client: int) -> None:
 
 def _by_row(trial: Trial, make: Transform) -> bool:
     """Whether a transform makes the same inputs of a few rows together and one by one."""
-    dataset, dtype = trial.components.dataset, trial.components.x0.dtype
+    dataset, dtype = trial.components.population.dataset, trial.components.model.x0.dtype
     with trial.data_errors():
         count = min(ROWS, len(dataset.train.labels))
         rows = dataset.sample(count).to(trial.components.device)

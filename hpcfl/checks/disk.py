@@ -70,7 +70,7 @@ def check_clients(components: Components, usage: ScheduleUsage) -> None:
         JobError: they are.
     """
     devices = components.job.devices
-    if not components.job.rounds or usage.visits or components.warm_start_groups:
+    if not components.job.rounds or usage.visits or components.population.warm_start_groups:
         return
     if devices is None:
         raise JobError("cohort: none of the rounds has a client; raise cohort.p, or rounds")
@@ -81,7 +81,7 @@ def check_clients(components: Components, usage: ScheduleUsage) -> None:
         )
     if isinstance(components.job.cohort, PowerOfChoice):
         return  # who answers depends on the losses
-    fastest = float(components.participants.typical().min())
+    fastest = float(components.population.participants.typical().min())
     if devices.deadline_s is not None and fastest > devices.deadline_s:
         raise JobError(
             f"devices.deadline_s: found {devices.deadline_s:g}, but the fastest client takes "
@@ -116,23 +116,23 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
     Raises:
         JobError: there are more ranks than clients.
     """
-    job, population = components.job, len(components.rows)
-    owner = assign_owners(components.clients.examples, ranks)
+    job, population = components.job, components.population
+    count, owner = len(population.rows), assign_owners(population.clients.examples, ranks)
     visits, asked, clock = 0, 0, SimulatedClock()
     most, between = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    seen, recent = np.zeros(population, np.bool_), np.zeros(population, np.bool_)
-    for members in components.warm_start_groups:
+    seen, recent = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    for members in population.warm_start_groups:
         seen[members] = recent[members] = True
         most = np.maximum(most, np.bincount(owner[members], minlength=ranks))
     for t in range(job.rounds):
-        participation = components.participation(t)
+        participation = population.participation(t)
         if participation.wait is not None:
             clock.pass_round(participation.wait)
             asked += participation.wait.asked
         visits += len(participation.members)
-        members = components.possible(t)
+        members = population.possible(t)
         seen[members] = recent[members] = True
-        owned = np.minimum(np.bincount(owner[members], minlength=ranks), components.places)
+        owned = np.minimum(np.bincount(owner[members], minlength=ranks), population.places)
         most = np.maximum(most, owned)
         if job.checkpoint.due(t + 1, job.rounds):
             between = np.maximum(between, np.bincount(owner[recent], minlength=ranks))
@@ -150,16 +150,16 @@ def simulate_schedule(components: Components, ranks: int) -> ScheduleUsage:
 
 def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
     """[ranks], the most clients of one cohort, or group of the warm start, that the rank trains."""
-    job, ranks = components.job, len(usage.most_owned)
+    job, population, ranks = components.job, components.population, len(usage.most_owned)
     if job.balance == "owner":
         return usage.most_owned
-    if components.places < len(components.rows):  # any of a round's members may come to a rank
-        return np.full(ranks, components.places)
+    if population.places < len(population.rows):  # any of a round's members may come to a rank
+        return np.full(ranks, population.places)
     most = np.zeros(ranks, np.int64)
-    examples = np.array(components.clients.examples, dtype=np.int64)
-    rounds = (components.participation(t) for t in range(job.rounds))
-    cohorts = ((each.members, components.work_in(each)) for each in rounds)
-    groups = ((members, examples[members]) for members in components.warm_start_groups)
+    examples = np.array(population.clients.examples, dtype=np.int64)
+    rounds = (population.participation(t) for t in range(job.rounds))
+    cohorts = ((each.members, population.work_in(each)) for each in rounds)
+    groups = ((members, examples[members]) for members in population.warm_start_groups)
     for members, sizes in chain(groups, cohorts):
         trainer = assign_trainers(usage.owner[members], sizes, ranks)
         most = np.maximum(most, np.bincount(trainer, minlength=ranks))
@@ -168,19 +168,19 @@ def most_trained(components: Components, usage: ScheduleUsage) -> IntArray:
 
 def disk_budget(components: Components, usage: ScheduleUsage) -> DiskBudget:
     """Bound the disk space of a run by its simulated schedule."""
-    job, vector = components.job, nbytes(components.schema.message.x)
+    job, vector = components.job, nbytes(components.training.schema.message.x)
     parts = [part for part in _parts(components) if part.fields]
     tables = len(usage.most_owned) * max(1, len(parts))  # also where no state is kept
     entries = int(usage.seen.sum()) * len(parts)
     return DiskBudget(
         stores=int(store_bytes(components, usage).sum()),
-        checkpoint=nbytes(components.schema.server)
+        checkpoint=nbytes(components.training.schema.server)
         + job.evaluate.best * vector
         + TABLE_ENTRY * entries
         + FILE * (tables + job.evaluate.best + 2),  # server.safetensors, manifest.json
         # An old one is deleted after the commit.
         checkpoints=min(job.checkpoint.keep, -(-job.rounds // job.checkpoint.every)) + 1,
-        model=nbytes(components.x0),
+        model=nbytes(components.model.x0),
     )
 
 
@@ -215,9 +215,9 @@ def state_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
 
 def _parts(components: Components) -> tuple[StateSchema, StateSchema]:
     """The clients' own part of their states, and the one that those of a round share."""
-    return components.stored_state.own, components.stored_state.shared
+    return components.training.stored_state.own, components.training.stored_state.shared
 
 
 def _shared_rows(components: Components, seen: IntArray) -> IntArray:
     """[ranks], the shared parts that differ: one a round in which the rank has a client."""
-    return np.minimum(seen, components.job.rounds + len(components.warm_start_groups))
+    return np.minimum(seen, components.job.rounds + len(components.population.warm_start_groups))

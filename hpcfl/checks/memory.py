@@ -35,7 +35,10 @@ class RankMemory(NamedTuple):
 
 def rank_memory(components: Components, usage: ScheduleUsage) -> list[RankMemory]:
     """The memory of each rank, by its simulated schedule."""
-    upload, cache = nbytes(components.schema.upload), int(components.job.store.cache_gib * GIB)
+    upload, cache = (
+        nbytes(components.training.schema.upload),
+        int(components.job.store.cache_gib * GIB),
+    )
     data, server = _data_bytes(components), nbytes(_server(components))
     trained = most_trained(components, usage).tolist()
     states = state_bytes(components, usage).tolist()
@@ -86,14 +89,14 @@ def _server(components: Components) -> list[Tensor]:
 
     Where it keeps models of more rounds than there are, many are the initial one.
     """
-    server = components.schema.server
+    server = components.training.schema.server
     leaves = [leaf for field in server for leaf in (field if isinstance(field, tuple) else [field])]
     return leaves[: components.job.rounds + len(server)]
 
 
 def _data_bytes(components: Components) -> int:
     """Bytes of the examples that are in memory, and not in files."""
-    dataset = components.dataset
+    dataset = components.population.dataset
     if dataset.mapped:
         return 0
     parts = [part for part in (dataset.train, dataset.test) if part is not None]

@@ -16,6 +16,7 @@ from hpcfl.job_file.words import suggestion
 from hpcfl.runs.run_score import is_of_x
 from hpcfl.runs.score_names import metric_name, score_named
 from hpcfl.setup.components import Components
+from hpcfl.setup.scores import counts_own_models, own_models, possible_scores
 from hpcfl.types import Batch
 from hpcfl.user_code.generators import generators
 from hpcfl.user_code.names import short_name
@@ -32,7 +33,7 @@ def check_scores(components: Components) -> tuple[str, ...]:
     Raises:
         JobError: they do not.
     """
-    evaluate, dataset = components.job.evaluate, components.dataset
+    evaluate, dataset = components.job.evaluate, components.population.dataset
     for key in ("clients", "local_models"):
         summed = getattr(evaluate, key) and evaluate.clients != "table"
         if summed and dataset.classes is None and not evaluate.metrics:
@@ -41,19 +42,19 @@ def check_scores(components: Components) -> tuple[str, ...]:
                 "name metrics of your own in evaluate.metrics, or set evaluate.clients to table, "
                 "which has losses"
             )
-    if evaluate.local_models and components.schema.local_model_field is None:
+    if evaluate.local_models and components.training.schema.local_model_field is None:
         raise JobError(
             f"evaluate.local_models: {components.loaded.names['algorithm']} keeps no local "
             "models, as fedhbm does; remove the key"
         )
-    if evaluate.scores_clients and not components.tested_clients:
+    if evaluate.scores_clients and not components.population.tested_clients:
         raise JobError(
             "evaluate: the clients are to be scored on their own test examples, but none of those "
             "that train has one; set data.holdout, or remove clients, local_models and personal"
         )
     if components.job.stop is not None:
         _check_stop(components, components.job.stop)
-    if evaluate.best and not components.scores:
+    if evaluate.best and not possible_scores(components):
         raise JobError(
             "evaluate.best: this data has no test set for the comparison; remove it, or set "
             "data.validation"
@@ -63,10 +64,10 @@ def check_scores(components: Components) -> tuple[str, ...]:
 
 def _notes(components: Components) -> Iterator[str]:
     """Which model the score of the run is of, if the method makes models of the clients' own."""
-    own, (by, *_) = components.own_models, (*components.scores, "no score")
+    own, (by, *_) = own_models(components), (*possible_scores(components), "no score")
     if own is None:
         return
-    if not components.counts_own_models:
+    if not counts_own_models(components):
         yield (
             f"the clients' own models are not scored: the run counts by {by}, of x alone"
             f"{own.of_x}; set data.holdout and evaluate.personal=true"
@@ -93,7 +94,11 @@ def _check_stop(components: Components, stop: Stop) -> None:
     Raises:
         JobError: the job does not compute it, or only after the last round.
     """
-    evaluate, dataset, models = components.job.evaluate, components.dataset, components.own_models
+    evaluate, dataset, models = (
+        components.job.evaluate,
+        components.population.dataset,
+        own_models(components),
+    )
     if evaluate.every is None:
         raise JobError(
             "stop: evaluate.every is absent, so only the last round is evaluated; set "
@@ -101,7 +106,7 @@ def _check_stop(components: Components, stop: Stop) -> None:
         )
     sets = {
         "test": dataset.test is not None and len(dataset.test.labels) > 0,
-        "validation": components.split.validation is not None,
+        "validation": components.population.split.validation is not None,
     }
     whole = [name for name, present in sets.items() if present]
     own = [metric_name(path) for path in evaluate.metrics]
@@ -113,7 +118,7 @@ def _check_stop(components: Components, stop: Stop) -> None:
     known += ["train_objective"] if evaluate.train else []
     known += ["personal_loss"] if evaluate.personal else []
     known += ["personal_accuracy"] if evaluate.personal and classes else []
-    if evaluate.personal and components.split.own_validation is not None:
+    if evaluate.personal and components.population.split.own_validation is not None:
         known += ["personal_validation_loss", *["personal_validation_accuracy"] * bool(classes)]
     asked = {
         "client": evaluate.clients,
@@ -128,7 +133,7 @@ def _check_stop(components: Components, stop: Stop) -> None:
     if stop.metric is None:
         raise JobError("stop: this data has no test set, so the run has no score; set stop.metric")
     if models is not None and models.x == "not trained" and is_of_x(stop.metric):
-        default = stop.metric == next(iter(components.scores), None)
+        default = stop.metric == next(iter(possible_scores(components)), None)
         found = f"the default, {stop.metric}, is" if default else f"found {stop.metric},"
         raise JobError(
             f"stop.metric: {found} of x{models.of_x}; expected a score of the clients' own models, "
@@ -160,11 +165,11 @@ def check_tests(trial: Trial) -> None:
     """
     components = trial.components
     with trial.data_errors():
-        batches = list(islice(components.tests(TESTED).batches(0, 1), 1))
+        batches = list(islice(components.population.tests(TESTED).batches(0, 1), 1))
     for batch in batches:
         require_finite(trial, batch, "the first test examples")
         with trial.model_errors(batch):
-            outputs = trial.gradient.predict(components.x0, batch.inputs)
+            outputs = trial.gradient.predict(components.model.x0, batch.inputs)
             trial.gradient.loss(outputs, batch.labels)
     metrics = load_metrics(components.job.evaluate.metrics)
     if metrics:
@@ -174,7 +179,7 @@ def check_tests(trial: Trial) -> None:
 def _check_metrics(trial: Trial, metrics: Sequence[UserMetric], batch: Batch) -> None:
     """Call the user's metrics twice on a batch."""
     components = trial.components
-    outputs = trial.gradient.predict(components.x0, batch.inputs)
+    outputs = trial.gradient.predict(components.model.x0, batch.inputs)
     for metric in metrics:
         name, where = f"evaluate.metrics: {short_name(metric.path)}", defined(metric.function)
         given = f"outputs {shape_text(outputs)}, labels {shape_text(batch.labels)}"

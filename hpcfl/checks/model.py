@@ -33,13 +33,13 @@ def check_normalization(components: Components) -> None:
     Raises:
         JobError: it does not; or a layer keeps others than those of batch normalisation.
     """
-    job, layers = components.job, dict(components.model.named_modules())
+    job, layers = components.job, dict(components.model.module.named_modules())
     asked, method = job.model.statistics, components.loaded.names["algorithm"]
     if asked and not any(map(keeps_statistics, layers.values())):
         raise JobError(
             f"model.statistics: found {asked}, but the model has no running statistics; remove it"
         )
-    carried = batch_norms(components.model)
+    carried = batch_norms(components.model.module)
     for name, layer in layers.items():
         # A layer that a module's own ``train`` keeps in evaluation mode changes no statistics.
         if not keeps_statistics(layer) or not layer.training:
@@ -56,7 +56,7 @@ def check_normalization(components: Components) -> None:
                 f"{at} ({kind}) has momentum=None, a mean over all batches, expected a number; set "
                 "its momentum (torch's is 0.1), or model.statistics=frozen"
             )
-    algorithm = components.algorithm
+    algorithm = components.training.algorithm
     local = isinstance(algorithm, WithStatistics) and algorithm.carried == "local"
     if local and algorithm.full_gradient != "none":
         raise JobError(
@@ -74,19 +74,19 @@ def check_batches_of_one(trial: Trial) -> None:
         JobError: a client has such a batch, and the model cannot be trained on it.
     """
     components, (batch, *_) = trial.components, trial.batches.values()
-    if not normalises_batches(components.model):
+    if not normalises_batches(components.model.module):
         return
-    alone = components.clients.with_batch_of_one(components.tuning_steps)
+    alone = components.population.clients.with_batch_of_one(components.job.evaluate.tuning_steps)
     if alone is None:
         return
     one = Batch(*(leaf[:1] for leaf in batch))
     try:
         with restored():
-            trial.gradient.stochastic(components.x0, one, 0)
+            trial.gradient.stochastic(components.model.x0, one, 0)
     except ValueError as e:
         if "more than 1 value per channel" not in str(e):
             raise
-        count, size = components.clients.examples[alone], components.job.local.batch_size
+        count, size = components.population.clients.examples[alone], components.job.local.batch_size
         cure = "set another one, or local.drop_last=true"
         if 1 in (count, size):
             cure = "set a larger one" if size == 1 else "give every client two examples at least"
@@ -108,7 +108,7 @@ def check_model(trial: Trial) -> tuple[list[int], Tensor]:
             batch is run again; the outputs or parameters do not fit the loss; or something is not
             finite.
     """
-    x0, batch = trial.components.x0, trial.batches[0]
+    x0, batch = trial.components.model.x0, trial.batches[0]
     _check_outputs(trial, batch)
     _check_convolutions(trial, batch)
     _check_loss(trial, batch)
@@ -152,11 +152,11 @@ def _check_largest(trial: Trial) -> None:
         return
     where, one = trial.largest
     # In a batch as long as the first one, which the model can take.
-    dataset, count = trial.components.dataset, len(trial.batches[0].labels)
+    dataset, count = trial.components.population.dataset, len(trial.batches[0].labels)
     others = trial.batch_of(dataset.sample(count), dataset.train.labels[:count])
     pairs = zip(one, others, strict=True)
     batch = Batch(*(torch.cat([largest, other[1:]]) for largest, other in pairs))
-    outputs = trial.gradient.predict(trial.components.x0, batch.inputs)
+    outputs = trial.gradient.predict(trial.components.model.x0, batch.inputs)
     loss = trial.gradient.loss(outputs, batch.labels)
     where = f"a batch with {where}, which has the largest number in its inputs"
     _check_finite(trial, {"outputs": outputs, "loss": loss}, where)
@@ -167,7 +167,7 @@ def _check_convolutions(trial: Trial, batch: Batch) -> None:
     if trial.components.device.type != "cpu" or trial.components.job.precision != "bf16":
         return
     with _Convolutions() as convolutions:
-        trial.gradient.predict(trial.components.x0, batch.inputs)
+        trial.gradient.predict(trial.components.model.x0, batch.inputs)
     if convolutions.narrow:
         raise JobError(
             f"precision: found bf16, but a convolution{trial.in_model} has {convolutions.narrow}, "
@@ -201,7 +201,7 @@ class _Convolutions(TorchFunctionMode):
 
 def _check_loss(trial: Trial, batch: Batch) -> None:
     """Refuse a loss that raises, or whose terms are none for each example or label."""
-    loss, dataset = trial.components.job.loss, trial.components.dataset
+    loss, dataset = trial.components.job.loss, trial.components.population.dataset
     if isinstance(loss, str):
         return
     if not isinstance(loss, OwnLoss) and dataset.loss not in ("cross_entropy", "tokens"):
@@ -209,7 +209,7 @@ def _check_loss(trial: Trial, batch: Batch) -> None:
             f"loss: {loss.kind} is of classes, but the labels of data.kind {trial.kind} are none; "
             "remove it, or name a function of your own"
         )
-    outputs = widen(trial.gradient.predict(trial.components.x0, batch.inputs))
+    outputs = widen(trial.gradient.predict(trial.components.model.x0, batch.inputs))
     expected = tuple(LOSSES[dataset.loss].terms(outputs, batch.labels).shape)
     found: object = _terms(loss, outputs, batch.labels)
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -242,7 +242,7 @@ def _given(outputs: Tensor, labels: Tensor) -> str:
 
 def _gradient_digest(trial: Trial, batch: Batch) -> tuple[list[int], Tensor]:
     """The digest of the gradient at the initial model, and its least and largest number."""
-    _, found = gradient_at(trial, trial.components.x0, batch, seed=0)
+    _, found = gradient_at(trial, trial.components.model.x0, batch, seed=0)
     extremes = torch.stack(torch.aminmax(found))
     return digest(found.nan_to_num_()), extremes
 
@@ -258,7 +258,7 @@ def check_model_again(trial: Trial, grad: list[int], outputs: Tensor) -> None:
     Raises:
         JobError: they differ now.
     """
-    batch, x0 = trial.batches[0], trial.components.x0
+    batch, x0 = trial.batches[0], trial.components.model.x0
     gradient_at(trial, x0, trial.batches[max(trial.batches)], seed=0)
     with trial.model_errors(batch):
         new_outputs = trial.gradient.predict(x0, batch.inputs)
@@ -279,7 +279,7 @@ def keeps_something(trial: Trial, what: str) -> JobError:
 
 def probability_notes(trial: Trial, outputs: Tensor) -> tuple[str, ...]:
     """A line on outputs that are probabilities already, of which the loss takes the softmax."""
-    if trial.components.dataset.loss != "cross_entropy" or outputs.ndim != 2:
+    if trial.components.population.dataset.loss != "cross_entropy" or outputs.ndim != 2:
         return ()
     rows = outputs.double()
     within = bool(((rows >= 0) & (rows <= 1)).all())
@@ -294,7 +294,11 @@ def probability_notes(trial: Trial, outputs: Tensor) -> tuple[str, ...]:
 
 def loss_notes(trial: Trial) -> tuple[str, ...]:
     """A line on a user's loss whose term of an example depends on the others of its batch."""
-    loss, dataset, x0 = trial.components.job.loss, trial.components.dataset, trial.components.x0
+    loss, dataset, x0 = (
+        trial.components.job.loss,
+        trial.components.population.dataset,
+        trial.components.model.x0,
+    )
     count = min(ROWS, len(dataset.train.labels))
     if not isinstance(loss, OwnLoss) or count < _FEWEST:
         return ()
@@ -340,9 +344,9 @@ def _check_outputs(trial: Trial, batch: Batch) -> None:
 
     The loss says what else is wrong with the outputs.
     """
-    dataset = trial.components.dataset
+    dataset = trial.components.population.dataset
     with trial.model_errors(batch), restored():
-        outputs: object = trial.gradient.predict(trial.components.x0, batch.inputs)
+        outputs: object = trial.gradient.predict(trial.components.model.x0, batch.inputs)
     name, count = trial.name("model", "name"), len(batch.inputs)
     if not isinstance(outputs, Tensor):
         raise JobError(
@@ -379,9 +383,9 @@ def _check_outputs(trial: Trial, batch: Batch) -> None:
 def _check_used(trial: Trial, batch: Batch) -> None:
     """Refuse parameters that the loss does not depend on."""
     with trial.model_errors(batch), restored():
-        unused = trial.gradient.unused(trial.components.x0, batch)
+        unused = trial.gradient.unused(trial.components.model.x0, batch)
     if unused:
-        names = list(trained(trial.components.model))
+        names = list(trained(trial.components.model.module))
         raise JobError(
             f"{trial.name('model', 'name')}: the loss of a batch does not depend on the "
             f"parameter {names[unused[0]]} in its forward pass{trial.in_model}, expected one "

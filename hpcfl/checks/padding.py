@@ -10,6 +10,7 @@ from hpcfl.local.sequential import Sequential
 from hpcfl.local.task import BatchIndices, ClientTask
 from hpcfl.setup.choose_executor import MANY_CLIENTS, train_once, with_executor
 from hpcfl.setup.components import Components
+from hpcfl.setup.executors import make_executor
 from hpcfl.types import Batch
 
 # Of the norm of an upload: rounding is far below, and what padding changes is mostly far above.
@@ -22,23 +23,25 @@ def padding_notes(components: Components) -> tuple[str, ...]:
     Returns:
         A line if they differ and the algorithm is the user's.
     """
-    job, pool = components.job, components.clients
+    job, pool = components.job, components.population.clients
     own = type(job.algorithm).__module__.partition(".")[0] != "hpcfl"
     if not own or job.executor not in MANY_CLIENTS or len(pool) == 1:
         return ()
     # By plain SGD: Adam makes of a gradient that is rounding, as before a normalisation, a step.
     plain = replace(job, local=replace(job.local, optimizer="sgd"))
     loaded = replace(components.loaded, job=plain)
-    two = with_executor(components.changed(loaded=loaded), job.executor, 2)
+    two = with_executor(components.with_job(loaded), job.executor, 2)
     gradient = two.gradient()
     sizes = [len(next(pool.task(client, 0, steps=1).batch_indices).positions) for client in (0, 1)]
     kept = min(sizes[1], sizes[0] - 1)
     if kept < 1:
         return ()
     together = train_once(
-        two, two.executor(gradient), [pool.task(0, 0, steps=1), _first(pool.task(1, 0, 1), kept)]
+        two,
+        make_executor(two, gradient),
+        [pool.task(0, 0, steps=1), _first(pool.task(1, 0, 1), kept)],
     )
-    one = Sequential(two.algorithm, gradient, two.descent)
+    one = Sequential(two.training.algorithm, gradient, two.training.descent)
     (alone,) = train_once(two, one, [_first(pool.task(1, 0, 1), kept)])
     pool.pop_elapsed_s()  # round 1 must not count these batches
     apart = max(map(_difference, tree_leaves(together[1].upload), tree_leaves(alone.upload)))

@@ -89,16 +89,16 @@ def check_classes(components: Components, *, resumed: bool) -> tuple[str, ...]:
             between calls; or the data do not fit the model.
         DiskError: the disk is full or fails.
     """
-    buffers = {name: buffer.clone() for name, buffer in components.buffers.items()}
+    buffers = {name: buffer.clone() for name, buffer in components.model.buffers.items()}
     try:
         with restored():
             notes = _check_on_batches(Trial(components, resumed=resumed))
-        changed = [n for n, b in components.buffers.items() if not torch.equal(b, buffers[n])]
+        changed = [n for n, b in components.model.buffers.items() if not torch.equal(b, buffers[n])]
     finally:
         with torch.no_grad():
-            for name, buffer in components.buffers.items():
+            for name, buffer in components.model.buffers.items():
                 buffer.copy_(buffers[name])
-        components.clients.pop_elapsed_s()  # round 1 must not count these batches
+        components.population.clients.pop_elapsed_s()  # round 1 must not count these batches
     if changed:
         raise JobError(
             f"model.name: {components.loaded.names['model']}: its forward pass changes the "

@@ -39,7 +39,7 @@ class Trial:
     def __init__(self, components: Components, *, resumed: bool = False) -> None:
         self.components, self.gradient = components, components.gradient()
         self.resumed = resumed
-        self.clients = range(min(CLIENTS, len(components.rows)))
+        self.clients = range(min(CLIENTS, len(components.population.rows)))
         """Those that are tried."""
         self.batches: dict[int, Batch] = {}
         """The first batch of each in round 1, once ``hpcfl.checks.data`` has made them."""
@@ -59,13 +59,13 @@ class Trial:
     @property
     def in_transform(self) -> str:
         """Where the user's transform is, if it is the user's and all clients have it."""
-        data = self.components.dataset
+        data = self.components.population.dataset
         return "" if data.personal else defined_transform(data.transform)
 
     @property
     def in_model(self) -> str:
         """Where the user's model is made, if it is the user's."""
-        model = self.components.model
+        model = self.components.model.module
         return defined(type(model).forward) or defined(type(self.components.job.model).build)
 
     def batch_of(self, inputs: Tensor, labels: Tensor) -> Batch:
@@ -74,17 +74,17 @@ class Trial:
         Raises:
             JobError: the user's transform cannot make it.
         """
-        device, dtype = self.components.device, self.components.x0.dtype
+        device, dtype = self.components.device, self.components.model.x0.dtype
         with self.data_errors():
-            made = self.components.dataset.transform(inputs.to(device), dtype, None)
+            made = self.components.population.dataset.transform(inputs.to(device), dtype, None)
         return Batch(made, labels.to(device))
 
     def inputs_of(self, batch: Batch) -> dict[str, Tensor]:
         """The inputs of a batch by name, or one called "inputs"."""
-        named = self.components.dataset.named
+        named = self.components.population.dataset.named
         if named is None:
             return {"inputs": batch.inputs}
-        return named.given(self.components.x0.dtype).unpack(batch.inputs)
+        return named.given(self.components.model.x0.dtype).unpack(batch.inputs)
 
     def algorithm_errors(self) -> AbstractContextManager[None]:
         """Name the algorithm in an error of the block."""
@@ -106,7 +106,7 @@ class Trial:
         does = f"cannot be trained on a batch of data.kind {self.kind} ({given})"
         job, name = self.components.job, self.name("model", "name")
         # A module of the user's is called by hpcfl's own class of models.
-        own = (self.components.model,) if isinstance(job.model, Module) else ()
+        own = (self.components.model.module,) if isinstance(job.model, Module) else ()
         called = (job.model, job.data, *own)
         # Data of the user may not fit the model, even if every class is hpcfl's.
         return as_job_error(name, does, self.in_model, *called, blames=_refused_by_torch)

@@ -29,7 +29,8 @@ from hpcfl.models.base import TORCHVISION
 from hpcfl.report.columns import duration
 from hpcfl.report.plots import plot_partition
 from hpcfl.report.plots.figure import check_plot
-from hpcfl.setup.components import Components, build_components
+from hpcfl.setup.build import build_components
+from hpcfl.setup.components import Components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
 from hpcfl.setup.load_data import fetch_data, load_data
@@ -78,7 +79,7 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     notes: Sequence[str] = ()
     if components:
         notes = (*check_components(components), *components.function().notes)
-    population = len(components.rows) if components else loaded.job.data.population
+    population = len(components.population.rows) if components else loaded.job.data.population
     if not components:
         loaded = resolve_algorithm(loaded, population)
         _check_files(loaded.job)
@@ -86,9 +87,9 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     in_force = _in_force(components.loaded if components else loaded, components)
     dealt = loaded.job.data.partition_clients
     if components:
-        dealt = len(components.rows) + components.split.kept_clients
+        dealt = len(components.population.rows) + components.population.split.kept_clients
     if components:
-        sizes = multiples_of(components.algorithm, components.schema)
+        sizes = multiples_of(components.training.algorithm, components.training.schema)
     else:
         sizes = multiples(loaded.job.algorithm)
     lines = [*_job_lines(in_force, population, dealt, sizes)]
@@ -100,8 +101,8 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
     return CheckedJob(
         in_force.tree,
         population,
-        components.x0.numel() if components else None,
-        sum(map(len, components.rows)) if components else None,
+        components.model.x0.numel() if components else None,
+        sum(map(len, components.population.rows)) if components else None,
         "\n".join(f"{title:<11} {text}" for title, text in lines),
     )
 
@@ -109,7 +110,7 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
 def _assembled(loaded: LoadedJob) -> tuple[Components, Digests]:
     """The loaded job, and the fingerprints of its inputs."""
     components = build_components(loaded, torch.device("cpu"))
-    dataset = replace(components.dataset, digest=digest(components.dataset))
+    dataset = replace(components.population.dataset, digest=digest(components.population.dataset))
     return components, fingerprints(loaded.job.data, dataset, input_places(flatten(loaded.tree)))
 
 
@@ -188,7 +189,7 @@ def _in_force(loaded: LoadedJob, components: Components | None) -> LoadedJob:
     """The job with the defaults that depend on other keys, or on its data, filled in."""
     data, local = loaded.job.data, loaded.job.local
     if components:
-        data = replace(data, partition=effective_partition(data, components.dataset))
+        data = replace(data, partition=effective_partition(data, components.population.dataset))
     if local.epochs is None and local.steps is None:
         local = replace(local, epochs=1)
     return replace(loaded, job=replace(loaded.job, data=data, local=local))
@@ -249,41 +250,42 @@ _OWN = {
 
 
 def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
-    sizes = np.array([len(own) for own in components.rows])
-    tests = len(components.tests())
+    population, model, training = components.population, components.model, components.training
+    sizes = np.array([len(own) for own in population.rows])
+    tests = len(population.tests())
     low, median, high = _spread(sizes)
     spread = f"{_between(low, high)} a client, median {median}"
-    apart = f", {components.split.note}" if components.split.note else ""
+    apart = f", {population.split.note}" if population.split.note else ""
     yield "examples", f"{spread}; {sizes.sum()} in all{apart}, {tests} for testing"
     if components.job.evaluate.scores_clients:
-        data, rows = components.client_tests
-        scored = f"{sum(map(len, rows))} {_OWN[data]}, of {components.tested_clients} clients"
+        data, rows = population.client_tests
+        scored = f"{sum(map(len, rows))} {_OWN[data]}, of {population.tested_clients} clients"
         yield "", f"clients are scored on {scored}"
-    if components.dataset.named is not None:
-        yield "forward", f"{components.dataset.named.given(components.x0.dtype)}"
-    if ranges := _input_ranges(components.dataset):
+    if population.dataset.named is not None:
+        yield "forward", f"{population.dataset.named.given(model.x0.dtype)}"
+    if ranges := _input_ranges(population.dataset):
         more = f", ... ({len(ranges)} in all)" if len(ranges) > FEW else ""
         yield "trained on", f"{', '.join(ranges[:FEW])}{more}"
-    steps = components.clients.steps_per_round
+    steps = population.clients.steps_per_round
     yield "steps", f"K = {_between(int(steps.min()), int(steps.max()))}"
     if components.job.devices is not None:
-        seconds = components.participants.typical()
+        seconds = population.participants.typical()
         fast, median, slow = (duration(s) for s in np.quantile(seconds, (0, 0.5, 1)).tolist())
         yield (
             "devices",
             f"a round takes the fastest {fast}, the median {median}, the slowest {slow}",
         )
-    yield "parameters", components.parameters_text.replace(" parameters", "", 1)
-    bytes_ = traffic(components.algorithm, components.schema)
+    yield "parameters", model.text.replace(" parameters", "", 1)
+    bytes_ = traffic(training.algorithm, training.schema)
     yield "traffic", f"{decimal(bytes_.down)} down, {decimal(bytes_.up)} up per client and round"
-    kept = components.stored_state
+    kept = training.stored_state
     own, shared = kept.own.bytes, kept.shared.bytes
     once = f"; {decimal(shared)} a round and rank, once for all its clients" if shared else ""
     yield "states", f"{decimal(own)} a client, {decimal(own * len(sizes))} in all{once}"
-    for number, note in enumerate((*components.loaded.notes, *components.dataset.notes)):
+    for number, note in enumerate((*components.loaded.notes, *population.dataset.notes)):
         yield "" if number else "note", note
-    if components.missing_weights:
-        yield "skipped", f"model.init left out {', '.join(components.missing_weights)}"
+    if model.missing_weights:
+        yield "skipped", f"model.init left out {', '.join(model.missing_weights)}"
 
 
 def _input_ranges(dataset: Dataset) -> list[str]:

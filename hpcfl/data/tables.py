@@ -93,7 +93,10 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
             delimiter = max(",;\t", key=titles.count)
             reader = csv.reader(chain([first], file), delimiter=delimiter, strict=True)
             yield ((reader.line_num, cells) for cells in reader if cells)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        message = f"{path}: cannot be read: {error.strerror or error}"
+        raise read_error(error, message, DataError) from error
+    except (UnicodeDecodeError, csv.Error) as error:
         cure = f"; {_cure(path, _ENCODING)}" if isinstance(error, UnicodeDecodeError) else ""
         message = f"{path}: not a readable csv file: {error}{cure}"
         raise read_error(error, message, DataError) from error

@@ -60,6 +60,11 @@ class Evaluate(Section):
         """Whether single clients are scored, on examples of their own."""
         return bool(self.clients or self.local_models or self.personal)
 
+    @property
+    def tuning_steps(self) -> int:
+        """``personal.steps``; 0 where there are none."""
+        return self.personal.steps if isinstance(self.personal, FineTuning) else 0
+
     def due(self, round: int, rounds: int) -> bool:
         """Whether the model after ``round`` rounds is evaluated."""
         regular = self.every is not None and round % self.every == 0

@@ -48,10 +48,10 @@ from hpcfl.runs.manifest import (
 )
 from hpcfl.runs.outputs import check_output, write_output
 from hpcfl.seeds import key
-from hpcfl.setup.components import stored, with_statistics
 from hpcfl.setup.initial_model import build_model, draw_model
 from hpcfl.setup.load_data import load_data
 from hpcfl.setup.model_function import model_function, require_of_run
+from hpcfl.setup.training import stored, with_statistics
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema

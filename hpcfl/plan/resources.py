@@ -127,16 +127,17 @@ def plan(components: Components, ranks: int) -> Plan:
     Raises:
         JobError: there are more ranks than clients.
     """
-    job, schema, population = components.job, components.schema, components.clients
+    job, schema, population = components.job, components.training.schema, components.population
+    clients = population.clients
     usage = simulate_schedule(components, ranks)
-    kept = components.stored_state
-    steps, sizes = population.steps_per_round, np.array(population.examples)
+    kept = components.training.stored_state
+    steps, sizes = clients.steps_per_round, np.array(clients.examples)
     diagnosed = job.rounds // job.diagnostics.every if job.diagnostics.dissimilarity else 0
     full_gradient_rounds = job.rounds if schema.points else diagnosed
     return Plan(
-        parameters=components.x0.numel(),
+        parameters=components.model.x0.numel(),
         vector=nbytes(schema.message.x),
-        population=len(population),
+        population=len(clients),
         rounds=job.rounds,
         visits=usage.visits,
         asked=usage.asked,
@@ -146,12 +147,12 @@ def plan(components: Components, ranks: int) -> Plan:
         forwards=schema.forwards,
         full_gradient_rounds=full_gradient_rounds,
         full_gradients=schema.points or bool(full_gradient_rounds),
-        tests=len(components.tests()),
-        validation=len(components.validation()),
+        tests=len(population.tests()),
+        validation=len(population.validation()),
         evaluations=job.evaluate.count(job.rounds),
-        tuning_steps=components.tuning_steps,
-        tested=components.tested_clients,
-        traffic=traffic(components.algorithm, schema),
+        tuning_steps=components.job.evaluate.tuning_steps,
+        tested=population.tested_clients,
+        traffic=traffic(components.training.algorithm, schema),
         warm_start=_warm_start_traffic(components),
         choice=_choice_traffic(components),
         candidates=_candidates(components),
@@ -171,16 +172,14 @@ def plan(components: Components, ranks: int) -> Plan:
                 )
             )
         ),
-        accountant=accountant(
-            job.algorithm, job.cohort, len(population), alone=job.devices is None
-        ),
+        accountant=accountant(job.algorithm, job.cohort, len(clients), alone=job.devices is None),
     )
 
 
 def _warm_start_traffic(components: Components) -> Traffic:
     """The initial model down to every client, and its full gradient up."""
-    times = components.algorithm.warm_start * len(components.rows)
-    return Traffic(times * _received(components), times * nbytes(components.x0))
+    times = components.training.algorithm.warm_start * len(components.population.rows)
+    return Traffic(times * _received(components), times * nbytes(components.model.x0))
 
 
 def _candidates(components: Components) -> int:
@@ -192,12 +191,12 @@ def _choice_traffic(components: Components) -> Traffic:
     """The model down to the candidates that do not train, and the loss of each candidate up."""
     candidates = _candidates(components)
     return Traffic(
-        max(0, candidates - components.places) * _received(components),
-        candidates * components.x0.itemsize,
+        max(0, candidates - components.population.places) * _received(components),
+        candidates * components.model.x0.itemsize,
     )
 
 
 def _received(components: Components) -> int:
     """Bytes of the model, with its running statistics."""
-    statistics = statistics_in(components.schema.server)
-    return nbytes(components.x0) + (0 if statistics is None else nbytes(statistics))
+    statistics = statistics_in(components.training.schema.server)
+    return nbytes(components.model.x0) + (0 if statistics is None else nbytes(statistics))

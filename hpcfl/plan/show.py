@@ -26,7 +26,8 @@ from hpcfl.plan.resources import Plan, plan
 from hpcfl.plan.slurm_request import LONGEST_H, slurm_request
 from hpcfl.plan.time import Prediction, predict
 from hpcfl.report.columns import duration
-from hpcfl.setup.components import Components, build_components
+from hpcfl.setup.build import build_components
+from hpcfl.setup.components import Components
 from hpcfl.setup.load_data import fetch_data, load_data
 from hpcfl.user_code.names import short_name
 
@@ -93,7 +94,7 @@ def make_plan(
     parts = _components(loaded, sizes)
     asked = [ranks or (1 if measured is None else measured.ranks), *others]
     # Of several numbers, one is not to refuse the others.
-    too_many = [count for count in asked if count > len(parts.rows)]
+    too_many = [count for count in asked if count > len(parts.population.rows)]
     too_many = too_many if len(too_many) < len(asked) else []
     counts = [
         _count(parts, count, measured, ranks_per_node) for count in asked if count not in too_many
@@ -108,7 +109,7 @@ def make_plan(
         else _tables(best, measured, folder),
         *([] if epsilon is None else [_noise(best.plan, algorithm, epsilon)]),
         *notes,
-        *(f"{n} ranks: more than the {len(parts.rows)} clients" for n in too_many),
+        *(f"{n} ranks: more than the {len(parts.population.rows)} clients" for n in too_many),
         *(rank_counts.advice(counts) if others else []),
         *([f"{measured}"] if others and measured is not None else []),
         *_warnings(best.plan, folder),

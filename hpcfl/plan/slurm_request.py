@@ -75,7 +75,7 @@ def slurm_request(
         most: ranks of a node, at most; 4 on GPUs and as many as 32 cores hold when None.
     """
     job = components.job
-    decoding = not components.dataset.mapped and getattr(job.data, "workers", None)
+    decoding = not components.population.dataset.mapped and getattr(job.data, "workers", None)
     cores = job.threads + (decoding or 0) + gpus  # a thread starts the GPU's work
     most = most or (GPUS_PER_NODE if gpus else max(1, CORES_PER_NODE // cores))
     # Every node gets as many ranks as the others.

@@ -73,11 +73,11 @@ def _work(components: Components, ranks: int, rounds: Iterable[int]) -> list[NDA
 
     Of cohorts that losses choose, the first candidates stand for the chosen ones.
     """
-    owner = assign_owners(components.clients.examples, ranks)
+    owner = assign_owners(components.population.clients.examples, ranks)
     found = []
     for t in rounds:
-        participation = components.participation(t)
-        work, trainer = components.work_in(participation), owner[participation.members]
+        participation = components.population.participation(t)
+        work, trainer = components.population.work_in(participation), owner[participation.members]
         if components.job.balance == "steal":
             trainer = assign_trainers(trainer, work, ranks)
         found.append(np.bincount(trainer, work, ranks).astype(np.float64))

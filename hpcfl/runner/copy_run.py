@@ -40,7 +40,8 @@ from hpcfl.runs.manifest import (
 )
 from hpcfl.runs.names import FOLDER, require_kind
 from hpcfl.runs.requests import is_done
-from hpcfl.setup.components import Components, with_statistics
+from hpcfl.setup.components import Components
+from hpcfl.setup.training import with_statistics
 from hpcfl.store.row_table import Table
 
 
@@ -231,7 +232,7 @@ def _compare(session: RankSession, source: RunDir, at: Checkpoint, part: RunDir)
     def check(folder: Path, run: RunDir) -> None:
         table, comm = Table.load(folder, run.stores), session.comm
         share = np.array_split(table.clients, comm.size)[comm.rank]
-        schema = session.components.stored_state
+        schema = session.components.training.stored_state
         verify_states(table, schema, share, rows=True, show_progress=comm.rank == 0)
 
     try:
@@ -260,14 +261,15 @@ def _require_branch(components: Components, parent: Algorithm, source: RunDir, r
         JobError: it has, or what precedes round 1 would have been another: the first server, or a
             warm start, which only one of the two has.
     """
-    algorithm, statistics = components.job.algorithm, components.initial_statistics
+    algorithm, model = components.job.algorithm, components.model
+    x0, statistics = model.x0, model.initial_statistics
     carrying = with_statistics(components.job, parent.with_facts(algorithm.facts), statistics)
-    before = dry_round(carrying, components.x0.numel(), components.x0.dtype)
-    if before.form != components.schema.form:
+    before = dry_round(carrying, x0.numel(), x0.dtype)
+    if before.form != components.training.schema.form:
         why = "the states of the server or of the clients would have another form"
     elif parent.warm_start != algorithm.warm_start:
         why = "the states before round 1 would have been others"
-    elif not _same(*(one.init_server(components.x0) for one in (carrying, components.algorithm))):
+    elif not _same(*(one.init_server(x0) for one in (carrying, components.training.algorithm))):
         why = "it begins with the parent's server, which had the other value"
     else:
         why = ""

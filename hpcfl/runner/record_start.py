@@ -26,6 +26,7 @@ from hpcfl.setup.environment import (
     triton_version,
     versions,
 )
+from hpcfl.setup.scores import own_models
 from hpcfl.user_code.names import digest_of
 
 
@@ -40,15 +41,16 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
     Raises:
         StoreError: the history is damaged, or cannot be written.
     """
-    folder, job, ranks = session.folder, session.components.loaded, session.ranks
+    components, folder, ranks = session.components, session.folder, session.ranks
+    job, population = components.loaded, components.population
     before = folder.last_start
     settings = mutable_settings(flatten(job.tree))
     facts = {"ranks": session.comm.size, "summed_by": session.comm.library}
     facts |= versions(ranks.device)
     if job.job.executor == "triton":
         facts["triton"] = triton_version()
-    code = code_digests(job.job, session.components.model)
-    own_models = session.components.own_models
+    code = code_digests(job.job, components.model.module)
+    models = own_models(components)
     fast = job.job.reduction == "fast"
     keys = (*KEYS_OF_BITS, *KEYS_OF_FAST_BITS) if fast else KEYS_OF_BITS
     for line in _branch_notes(session):
@@ -79,15 +81,15 @@ def record_start(session: RankSession, done: int, progress: Progress) -> None:
             **facts,
             "packages": packages(),
             "inputs": dict(session.inputs),
-            "split": split_digest(session.components.split),
+            "split": split_digest(population.split),
             "code": code,
             "init": _digest_of_init(job.job),
             "map": [info.record for info in ranks.infos],
             "notes": list(ranks.notes),
-            "guess_loss": session.components.dataset.guess_loss,
-            "clients": len(session.components.rows),
-            "classes": session.components.dataset.classes,
-            "own_models": None if own_models is None else own_models._asdict(),
+            "guess_loss": population.dataset.guess_loss,
+            "clients": len(population.rows),
+            "classes": population.dataset.classes,
+            "own_models": None if models is None else models._asdict(),
             "settings": settings,
             "changes": changes,
             **(session.request.entry if session.request else {}),
@@ -182,7 +184,7 @@ def warn_of_divergence(session: RankSession, progress: Progress) -> None:
     except (StoreError, DiskError) as e:  # all rounds are done and saved: the run did not fail
         progress.note(f"warning: whether the run diverged is not known: {e}")
         return
-    found = find_divergence(log, session.components.dataset.guess_loss)
+    found = find_divergence(log, session.components.population.dataset.guess_loss)
     if found is not None:
         progress.note(
             f"warning: {root}: diverged: {found}. Lower local.lr or algorithm.server_lr, or set "

@@ -71,7 +71,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         components, run_files = _with_initial_model(components, folder, newest)
     function = function or session.agree_on_function(components, folder, run_files.get(FUNCTION))
     with raise_collectively(comm), request.suggest_older(retained_rounds):
-        found = read_checkpoint(newest, components.schema.server, components.device)
+        found = read_checkpoint(newest, components.training.schema.server, components.device)
         log = b""
         if comm.rank == 0:
             log = require_log_prefix(folder.log, newest.log)
@@ -82,7 +82,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             )
         verify_states(
             table,
-            components.stored_state,
+            components.training.stored_state,
             session.my_clients,
             rows=verify_all,
             show_progress=comm.rank == 0,
@@ -178,9 +178,9 @@ def _with_initial_model(
         The components, and the content of the files that no round changes, by name.
     """
     run_files = read_run_files(at, folder.root)
-    buffers.read(folder.buffers, components.buffers)
-    x0 = initial.read(folder.initial, run_files[INITIAL], components.x0)
-    return components.changed(x0=x0.to(components.device)), run_files
+    buffers.read(folder.buffers, components.model.buffers)
+    x0 = initial.read(folder.initial, run_files[INITIAL], components.model.x0)
+    return components.with_initial(x0.to(components.device)), run_files
 
 
 def _with_function(folder: RunDir, at: Checkpoint, function: bytes) -> Mapping[str, int]:

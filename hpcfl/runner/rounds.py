@@ -18,7 +18,8 @@ from hpcfl.runner.session import EarlyEnd, RankSession, StartPoint
 from hpcfl.runs.log import NOTHING, LogReader
 from hpcfl.runs.log_keys import SIMULATED
 from hpcfl.runs.run_score import score_key
-from hpcfl.setup.components import build_run
+from hpcfl.setup.build_run import build_run
+from hpcfl.setup.scores import counts_own_models
 from hpcfl.signals import Signals, stopped
 from hpcfl.types import Vector
 
@@ -39,7 +40,7 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
     session.ended = EarlyEnd(done, reason) if reason else None
     finished = done == job.rounds or session.ended is not None
     gradient, name = components.gradient(), session.folder.root.name
-    accuracy = score_key("accuracy", "test", personal=components.counts_own_models)
+    accuracy = score_key("accuracy", "test", personal=counts_own_models(components))
     with (
         open_progress(name, job.rounds, done, comm.rank, accuracy=accuracy) as progress,
         record_outcomes(session, done),
@@ -66,7 +67,7 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
             if session.ended:
                 progress.note(f"{session.folder.root}: {session.ended}")
             warn_of_divergence(session, progress)
-    final: Vector = components.algorithm.evaluated(server).cpu()
+    final: Vector = components.training.algorithm.evaluated(server).cpu()
     return final
 
 
@@ -91,7 +92,11 @@ def _announce(
         if components.loaded.job.stop is not None:
             line += f": `hpcfl resume {quote(str(root))} stop=null` makes the other rounds"
     progress.note(line)
-    for line in (*components.loaded.notes, *session.ranks.notes, *components.dataset.notes):
+    for line in (
+        *components.loaded.notes,
+        *session.ranks.notes,
+        *components.population.dataset.notes,
+    ):
         progress.note(line)
     if session.comm.rank == 0:
         with write_errors(session.folder.history):

@@ -7,7 +7,6 @@ The engine calls it between rounds: it implements ``hpcfl.engine.run.RunHooks``.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -35,7 +34,9 @@ from hpcfl.runs.log import LogPosition
 from hpcfl.runs.requests import Request
 from hpcfl.setup.components import Components
 from hpcfl.setup.model_function import require_of_run, require_on_ranks
+from hpcfl.setup.personal_models import PersonalModels
 from hpcfl.setup.rank_layout import Ranks
+from hpcfl.setup.scores import counts_own_models, own_models, possible_scores
 from hpcfl.types import IntArray, Record, Vector
 from hpcfl.user_code.names import short_name
 
@@ -89,7 +90,9 @@ class RankSession:
         self.session_id = comm.bcast(token_hex(4))
         """Random, the same on every rank; it names segments and the entry in the history."""
         with raise_collectively(comm):
-            self.owner: IntArray = assign_owners([len(own) for own in components.rows], comm.size)
+            self.owner: IntArray = assign_owners(
+                [len(own) for own in components.population.rows], comm.size
+            )
         self.outputs = Outputs(folder, comm, callbacks)
         keep = components.job.checkpoint.keep
         self.checkpointer = Checkpointer(folder, comm, inputs, self.outputs, keep)
@@ -102,7 +105,7 @@ class RankSession:
         self.stop = None if stop is None else StopRule(stop)
         self._has_callbacks = bool(comm.bcast("yes" if callbacks else ""))
         self.ended: EarlyEnd | None = None
-        job, clients = components.job, len(components.rows)
+        job, clients = components.job, len(components.population.rows)
         self._accountant = accountant(job.algorithm, job.cohort, clients, alone=job.devices is None)
 
     @property
@@ -155,20 +158,20 @@ class RankSession:
         Raises:
             DiskError, StoreError, HookError: see ``Outputs.opened``.
         """
-        parts, store = self.components, self.checkpointer.store
+        parts, population = self.components, self.components.population
+        personal = PersonalModels(parts, self.checkpointer.store, gradient)
         clients = Clients(
-            parts.clients,
+            population.clients,
             self.my_clients,
-            parts.weights,
-            partial(parts.own_model, store),
-            partial(parts.personal_models, store, parts.fine_tuning(gradient)),
+            population.weights,
+            personal.last,
+            personal.scored,
         )
-        sets = {"test": parts.tests(), "validation": parts.validation()}
         self._evaluation = Evaluation(
             parts.job.evaluate,
             gradient,
-            parts.dataset,
-            sets,
+            population.dataset,
+            {"test": population.tests(), "validation": population.validation()},
             clients,
             self.comm,
             self.outputs.write_clients,
@@ -204,7 +207,7 @@ class RankSession:
         if self.stop is not None:
             self.stop.offer(round, scores)
         if self.components.job.evaluate.best and self.comm.rank == 0:
-            personal = self.components.counts_own_models
+            personal = counts_own_models(self.components)
             self.checkpointer.best.offer(round, scores, x, personal=personal)
         if self._accountant is None or self._accountant.why_none:
             return scores
@@ -212,7 +215,7 @@ class RankSession:
 
     def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         """Write a round to the log, the progress and the callbacks, see ``Outputs.record``."""
-        self.outputs.record(record, busy, x, self.components.model)
+        self.outputs.record(record, busy, x, self.components.model.module)
 
     def ends(self, round: int) -> bool:
         """Collective: whether the scores or a callback end the run here."""
@@ -230,7 +233,7 @@ class RankSession:
                 "reason": self.ended.reason,
                 "by": ending_fingerprint(flatten(parts.loaded.tree)),
             }
-        self.checkpointer.begin(round, server, parts.buffers, ended)
+        self.checkpointer.begin(round, server, parts.model.buffers, ended)
 
     @property
     def checkpoint_state(self) -> CheckpointState:
@@ -248,14 +251,15 @@ class RankSession:
     def describe(self, done: int) -> str:
         """One line about the job, for the beginning of a start."""
         components, job = self.components, self.components.job
+        population = components.population
         algorithm = dict(components.loaded.tree["algorithm"])
         name = short_name(algorithm.pop("name"))
         settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
-        held_out = components.split.held_out is not None
+        held_out = population.split.held_out is not None
         unscored = held_out and not job.evaluate.scores_clients
         parts = [
-            f"{name} ({settings}): {len(components.rows)} clients, "
-            f"{components.parameters_text}, "
+            f"{name} ({settings}): {len(population.rows)} clients, "
+            f"{components.model.text}, "
             f"{self.comm.size} rank(s) by {self.comm.backend} on {components.device.type}, "
             f"{job.precision}, into {self.folder.root}"
         ]
@@ -263,16 +267,18 @@ class RankSession:
             parts[0] += f", from round {done}"
         if not isinstance(job.loss, str):
             parts.append(f"losses are those of {json.dumps(components.loaded.tree['loss'])}")
-        if components.missing_weights:
-            parts.append(f"model.init left out {', '.join(components.missing_weights)}")
+        if components.model.missing_weights:
+            parts.append(f"model.init left out {', '.join(components.model.missing_weights)}")
         if self.outputs.callbacks:
             parts.append(f"calls {', '.join(self.outputs.callbacks.names)}")
         if self._accountant is not None and (why := self._accountant.why_none):
             parts.append(f"epsilon is not in the log: {why}")
         if unscored:
             parts.append("held-out examples are not scored: evaluate.clients=true does")
-        if job.evaluate.best and not any("validation" in key for key in components.scores):
-            own = components.own_models if components.counts_own_models else None
+        if job.evaluate.best and not any(
+            "validation" in key for key in possible_scores(components)
+        ):
+            own = own_models(components) if counts_own_models(components) else None
             where = "the test set" if own is None else own.examples
             parts.append(f"evaluate.best chooses on {where}: data.validation keeps nothing")
         return "; ".join(parts)

@@ -51,8 +51,9 @@ from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader, truncate_log
 from hpcfl.runs.manifest import INITIAL
 from hpcfl.runs.record import read_run
+from hpcfl.setup.build import build_components
 from hpcfl.setup.choose_executor import choose_executor, require_one_choice
-from hpcfl.setup.components import Components, build_components
+from hpcfl.setup.components import Components
 from hpcfl.setup.device import bfloat16_warning, device_type
 from hpcfl.setup.initial_model import fetch_model
 from hpcfl.setup.load_data import fetch_data, load_data_on_hosts
@@ -349,10 +350,10 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
             check_memory(components, usage)
             folder.claim(components.loaded.tree, continued=continued)
             checkpointer.run_files = {
-                INITIAL: initial.write(folder.initial, components.x0),
+                INITIAL: initial.write(folder.initial, components.model.x0),
                 **folder.write_function(function),
             }
-            buffers.write(folder.buffers, components.buffers)
+            buffers.write(folder.buffers, components.model.buffers)
             # A start that died before its first checkpoint may have left files.
             truncate_log(folder.log, b"")
             truncate_table(folder.clients, 0)
@@ -364,7 +365,7 @@ def start_fresh(session: RankSession, *, continued: bool = False) -> StartPoint:
     # Absolute, as all paths that threads use: a callback may be in another folder meanwhile.
     session.comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     session.open_store()
-    server = components.algorithm.init_server(components.x0)
+    server = components.training.algorithm.init_server(components.model.x0)
     session.begin_checkpoint(0, server)
     session.commit_checkpoint(0)
     return StartPoint(server, 0)

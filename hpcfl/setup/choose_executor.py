@@ -23,6 +23,8 @@ from hpcfl.local.task import ClientResult, ClientTask
 from hpcfl.local.triton_kernels.blocks import MOST_HIDDEN
 from hpcfl.runs.layout import RunDir
 from hpcfl.setup.components import Components
+from hpcfl.setup.executors import block_error, clients_at_once, make_executor
+from hpcfl.setup.model import Model
 
 # On a CPU, larger blocks and smaller models than these are faster than one client at a time.
 LEAST_CLIENTS, MOST_PARAMETERS = 8, 100_000
@@ -47,7 +49,8 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
             kept = with_executor(components, job.executor, size or job.block_size)
             return kept, _line(job.executor)
         return with_executor(components, "sequential", None), _line(job.executor)
-    names, why = rule(components)
+    at_once = clients_at_once(components)
+    names, why = rule(components.model, components.job.precision, at_once)
     for name in names:
         many = with_executor(components, name, size)
         try:
@@ -61,29 +64,34 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
     return with_executor(components, "sequential", None), _line("sequential", why)
 
 
-def rule(components: Components) -> tuple[Sequence[ExecutorName], str]:
+def rule(model: Model, precision: str, at_once: int) -> tuple[Sequence[ExecutorName], str]:
     """The executors for many clients at once in the order in which they are tried, and the reason.
 
     None of them where one client at a time is faster, or where none can train the model.
+
+    Args:
+        model: on the device of the run.
+        precision: of the job.
+        at_once: how many clients would train together.
     """
-    layers = [layer for layer in components.model.modules() if [*layer.parameters(recurse=False)]]
+    layers = [layer for layer in model.module.modules() if [*layer.parameters(recurse=False)]]
     recurrent = [layer for layer in layers if isinstance(layer, nn.RNNBase)]
-    if components.device.type == "cuda":
-        tf32 = components.job.precision == "tf32"
+    if model.device.type == "cuda":
+        tf32 = precision == "tf32"
         kernels = all(tf32 and layer.hidden_size <= MOST_HIDDEN for layer in recurrent)
         names: list[ExecutorName] = []
         if kernels and find_spec("triton") is not None:
             names.append("triton")
-        if components.concurrent_clients <= MAX_BLOCK_SIZE:  # there are no more lanes
+        if at_once <= MAX_BLOCK_SIZE:  # there are no more lanes
             names.append("lanes")
         return tuple(names), "the device is a GPU"
     if recurrent:
         return (), "on a CPU, with recurrent layers"
     if not all(isinstance(layer, nn.Linear) for layer in layers):
         return (), "on a CPU, with layers that are not dense"
-    if components.x0.numel() > MOST_PARAMETERS:
+    if model.x0.numel() > MOST_PARAMETERS:
         return (), f"on a CPU, with more than {MOST_PARAMETERS} parameters"
-    if components.concurrent_clients < LEAST_CLIENTS:
+    if at_once < LEAST_CLIENTS:
         return (), f"on a CPU, with fewer than {LEAST_CLIENTS} clients at once"
     return ("block",), "on a CPU, with a small model of dense layers"
 
@@ -120,7 +128,7 @@ def with_executor(
     """The components with this executor in their job."""
     loaded = components.loaded
     job = replace(loaded.job, executor=executor, block_size=block_size)
-    return components.changed(loaded=replace(loaded, job=job))
+    return components.with_job(replace(loaded, job=job))
 
 
 def check_executor(components: Components) -> None:
@@ -135,13 +143,13 @@ def check_executor(components: Components) -> None:
     executor = components.job.executor
     if executor in MANY_CLIENTS:
         # Two show what vmap over clients cannot do, and take less memory than a whole block.
-        two = with_executor(components, executor, min(2, len(components.rows)))
+        two = with_executor(components, executor, min(2, len(components.population.rows)))
         try:
-            step_timer(two, two.executor(two.gradient()), 1)()
+            step_timer(two, make_executor(two, two.gradient()), 1)()
         except ClientError as e:
-            raise components.block_error(e) from e
+            raise block_error(components, e) from e
         finally:
-            components.clients.pop_elapsed_s()  # round 1 must not count these batches
+            components.population.clients.pop_elapsed_s()  # round 1 must not count these batches
 
 
 def step_timer(components: Components, executor: Executor, clients: int) -> Callable[[], float]:
@@ -152,7 +160,7 @@ def step_timer(components: Components, executor: Executor, clients: int) -> Call
         executor: that trains them.
         clients: how many, from client 0 on; ids repeat where the job has fewer.
     """
-    pool, x0 = components.clients, components.x0
+    pool, x0 = components.population.clients, components.model.x0
     ids = [client % len(pool) for client in range(clients)]
 
     def train() -> float:
@@ -170,10 +178,12 @@ def train_once(
     components: Components, executor: Executor, tasks: Sequence[ClientTask]
 ) -> list[ClientResult]:
     """Train clients from the initial model and their first states, with full gradients of zero."""
-    algorithm, x0 = components.algorithm, components.x0
+    algorithm, x0 = components.training.algorithm, components.model.x0
     states = [components.first_state(task.client_id) for task in tasks]
-    zeros = [torch.zeros_like(x0)] * components.schema.points
-    cohort = Cohort(0, len(tasks), len(components.rows), 1.0, known_to_server(algorithm, zeros))
+    zeros = [torch.zeros_like(x0)] * components.training.schema.points
+    cohort = Cohort(
+        0, len(tasks), len(components.population.rows), 1.0, known_to_server(algorithm, zeros)
+    )
     message = algorithm.broadcast(algorithm.init_server(x0), cohort)
     if zeros:
         tasks = [task._replace(client=task.client._replace(full_grad=zeros[0])) for task in tasks]

@@ -15,7 +15,8 @@ from torch import nn
 from hpcfl.job.schema import LoadedJob, load
 from hpcfl.runner.start import Result, start
 from hpcfl.runs.manifest import committed
-from hpcfl.setup.components import Components, build_components
+from hpcfl.setup.build import build_components
+from hpcfl.setup.components import Components
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 
@@ -144,5 +145,5 @@ def parts(folder: Path, job: Mapping[str, Any]) -> Components:
 def states(run: Path, parts: Components, index: int = -1) -> list[Any]:
     """Every client's state in a kept checkpoint (the newest), None where it has none."""
     folder = committed(run / "checkpoints")[index].folder
-    with Reader(Table.load(folder, run / "stores"), parts.schema.client_state) as reader:
-        return [reader.read(client) for client in range(len(parts.rows))]
+    with Reader(Table.load(folder, run / "stores"), parts.training.schema.client_state) as reader:
+        return [reader.read(client) for client in range(len(parts.population.rows))]

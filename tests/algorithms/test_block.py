@@ -19,6 +19,7 @@ from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.runs.layout import RunDir
 from hpcfl.setup import choose_executor
+from hpcfl.setup.executors import make_executor
 from tests.algorithms.facts import COHORT
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree
@@ -98,11 +99,13 @@ def train(tmp_path):
         "block_size": 4,
     }
     made = parts(tmp_path, job)
-    executor = made.executor(made.gradient())
-    message = made.algorithm.broadcast(made.algorithm.init_server(made.x0), COHORT)
+    executor = make_executor(made, made.gradient())
+    message = made.training.algorithm.broadcast(
+        made.training.algorithm.init_server(made.model.x0), COHORT
+    )
 
     def go(clients):
-        tasks = [made.clients.task(client, 0) for client in clients]
+        tasks = [made.population.clients.task(client, 0) for client in clients]
         trained = executor.train(message, tasks, [made.first_state(i) for i in clients])
         return dict(zip(clients, trained, strict=True))
 
@@ -168,21 +171,15 @@ CONVOLUTION = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10))
     ],
 )
 def test_the_rule_needs_no_clock(monkeypatch, device, precision, model, cohort, executors):
-    found = SimpleNamespace(
-        device=torch.device(device),
-        job=SimpleNamespace(precision=precision),
-        model=model,
-        x0=parameters_to_vector(model.parameters()),
-        concurrent_clients=cohort,
-    )
+    x0 = parameters_to_vector(model.parameters())
+    found = SimpleNamespace(device=torch.device(device), module=model, x0=x0)
     monkeypatch.setattr(choose_executor, "find_spec", lambda _: "found")
-    assert choose_executor.rule(found)[0] == executors
+    assert choose_executor.rule(found, precision, cohort)[0] == executors
     if device == "cuda":
-        found.concurrent_clients = 33  # there are at most 32 lanes
-        assert choose_executor.rule(found)[0] == executors[:-1]
-        found.concurrent_clients = cohort
+        # There are at most 32 lanes.
+        assert choose_executor.rule(found, precision, 33)[0] == executors[:-1]
         monkeypatch.setattr(choose_executor, "find_spec", lambda _: None)
-        assert choose_executor.rule(found)[0] == ("lanes",)
+        assert choose_executor.rule(found, precision, cohort)[0] == ("lanes",)
 
 
 def test_ranks_that_choose_differently_are_refused():

@@ -84,7 +84,9 @@ def test_a_resume_draws_the_same(tmp_path):
 
 
 def test_a_method_without_draws_draws_nothing(tmp_path):
-    task = parts(tmp_path, tree(tmp_path, PROBLEM, {"name": "fedavg"})).clients.task(0, 0)
+    task = parts(tmp_path, tree(tmp_path, PROBLEM, {"name": "fedavg"})).population.clients.task(
+        0, 0
+    )
     assert not task.client.draws
     assert drawn(FedAvg.client_draws, X, 0, 0) == {}
 

@@ -184,14 +184,17 @@ def test_calls_inside_a_loss_are_refused_in_rounds_too(tmp_path, executor):
     """In sequence they would replace the parameters before the gradient is taken."""
     job = tree(tmp_path, PROBLEM, {"name": f"{__name__}.Inside"}, executor=executor)
     made = parts(tmp_path, {**job, "algorithm": {"name": "fedavg"}})
-    algorithm = Inside().with_facts(made.algorithm.facts)
-    sequential = Sequential(algorithm, made.gradient(), made.descent)
+    algorithm = Inside().with_facts(made.training.algorithm.facts)
+    sequential = Sequential(algorithm, made.gradient(), made.training.descent)
+    pool = made.population.clients
     executors = {
         "sequential": sequential,
-        "block": block_executor(sequential, made.clients, made.x0, shared=[], size=2),
+        "block": block_executor(
+            sequential, made.population.clients, made.model.x0, shared=[], size=2
+        ),
     }
-    tasks = [made.clients.task(client, 0) for client in (0, 1)]
-    message = algorithm.broadcast(algorithm.init_server(made.x0), COHORT)
+    tasks = [pool.task(client, 0) for client in (0, 1)]
+    message = algorithm.broadcast(algorithm.init_server(made.model.x0), COHORT)
     with pytest.raises(ClientError) as refused:
         executors[executor].train(message, tasks, [Nothing()] * 2)
     assert "inside the function of a loss" in str(refused.value.__cause__)

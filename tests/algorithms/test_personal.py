@@ -79,7 +79,7 @@ def test_names_that_the_model_does_not_have_are_refused(tmp_path, name):
 
 def test_a_method_without_models_says_so(tmp_path):
     made = {
-        name: parts(tmp_path, tree(tmp_path, softmax_problem(), {"name": name})).algorithm
+        name: parts(tmp_path, tree(tmp_path, softmax_problem(), {"name": name})).training.algorithm
         for name in ("fedavg", "fedhbm", "ditto", "fedrep")
     }
     assert [name for name in made if made[name].has_personal_models] == ["ditto", "fedrep"]

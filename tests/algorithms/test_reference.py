@@ -255,7 +255,7 @@ def test_random_first_anchors_are_the_client_s_own(tmp_path):
     described = parts(tmp_path, tree(tmp_path, PROBLEM, ALL["fedhbm-random"]))
     drawn = [described.random_init(i)().numpy() for i in (*range(CLIENTS), 0)]
     assert (drawn[0] == drawn[-1]).all()
-    vectors = np.stack([described.x0.numpy(), *drawn[:-1]])
+    vectors = np.stack([described.model.x0.numpy(), *drawn[:-1]])
     assert len(np.unique(vectors, axis=0)) == CLIENTS + 1
     assert np.abs(vectors).max() <= 0.5  # nn.Linear of 4 inputs: U(-1/2, 1/2)
 

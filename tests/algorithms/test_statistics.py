@@ -11,6 +11,7 @@ import hpcfl
 from hpcfl.algorithms.base import Message, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.engine.statistics import split
+from hpcfl.setup.executors import make_executor
 from tests.algorithms.facts import COHORT
 from tests.algorithms.methods import ALL, SAMPLE
 from tests.algorithms.play import Problem, parts, play, tree
@@ -140,7 +141,7 @@ class Torch:
 
     def start(self):
         model = Normed((4,), 3).double()
-        nn.utils.vector_to_parameters(self.made.x0.clone(), model.parameters())
+        nn.utils.vector_to_parameters(self.made.model.x0.clone(), model.parameters())
         return model
 
     def round(self, x, cohort, carried):
@@ -268,8 +269,10 @@ def test_frozen_is_the_layer_in_evaluation_mode(folder):
 @pytest.mark.parametrize("carried", CARRIED)
 def test_what_is_sent_and_kept(tmp_path, carried):
     made = parts(tmp_path, job(tmp_path, carried=carried))
-    algorithm, schema = made.algorithm, made.schema
-    size = made.x0.nbytes + (4 * 8 if carried == "mean" else 0)  # means and variances of 2 channels
+    algorithm, schema = made.training.algorithm, made.training.schema
+    size = made.model.x0.nbytes + (
+        4 * 8 if carried == "mean" else 0
+    )  # means and variances of 2 channels
     assert algorithm.down_bytes(schema.message) == algorithm.up_bytes(schema.upload) == size
     assert schema.client_state.bytes == (0 if carried == "mean" else 4 * 8)
 
@@ -346,11 +349,13 @@ def test_a_clients_bits_do_not_depend_on_its_company(tmp_path, precision):
     )
     settings |= {"local": {"epochs": 2, "batch_size": 33, "lr": 0.3}, "precision": precision}
     made = parts(tmp_path, {**settings, "executor": "block", "block_size": 4})
-    executor = made.executor(made.gradient())
-    message = made.algorithm.broadcast(made.algorithm.init_server(made.x0), COHORT)
+    executor = make_executor(made, made.gradient())
+    message = made.training.algorithm.broadcast(
+        made.training.algorithm.init_server(made.model.x0), COHORT
+    )
 
     def go(clients):
-        tasks = [made.clients.task(i, 0) for i in clients]
+        tasks = [made.population.clients.task(i, 0) for i in clients]
         trained = executor.train(message, tasks, [made.first_state(i) for i in clients])
         return dict(zip(clients, trained, strict=True))
 
@@ -365,12 +370,14 @@ def test_a_messages_statistics_are_left_as_they_are(tmp_path):
     """Executors copy them before they move."""
     for executor in ("sequential", "block"):
         made = parts(tmp_path, job(tmp_path, executor=executor))
-        server = made.algorithm.init_server(made.x0)
-        message = made.algorithm.broadcast(server, COHORT)
-        tasks = [made.clients.task(i, 0) for i in (0, 1)]
+        server = made.training.algorithm.init_server(made.model.x0)
+        message = made.training.algorithm.broadcast(server, COHORT)
+        tasks = [made.population.clients.task(i, 0) for i in (0, 1)]
         before = message.statistics.clone()
-        trained = made.executor(made.gradient()).train(message, tasks, [made.first_state(0)] * 2)
+        trained = make_executor(made, made.gradient()).train(
+            message, tasks, [made.first_state(0)] * 2
+        )
         assert torch.equal(message.statistics, before)
         assert not torch.equal(trained[0].upload.statistics, trained[1].upload.statistics)
-        assert torch.equal(made.statistics.initial, before)
-        assert split(message).tree == Message(made.x0)
+        assert torch.equal(made.model.statistics.initial, before)
+        assert split(message).tree == Message(made.model.x0)

@@ -32,9 +32,9 @@ def test_measured_is_planned_is_expected(tmp_path, name, precision):
     down, up = (vectors * vector for vectors in ENTRIES[name].vectors)
     up = up if ENTRIES[name].up is None else ENTRIES[name].up(number)
     made = parts(tmp_path, job)
-    assert traffic(made.algorithm, made.schema) == (down, up)
+    assert traffic(made.training.algorithm, made.training.schema) == (down, up)
     log = trace(job).records
-    if made.algorithm.warm_start:  # the model down to all clients, their gradients up
+    if made.training.algorithm.warm_start:  # the model down to all clients, their gradients up
         before, *log = log
         assert before["round"] == 0
         assert before["down_bytes"] == before["up_bytes"] == PROBLEM.population * vector
@@ -82,6 +82,6 @@ def test_a_method_says_what_its_uploads_take(tmp_path):
     job = tree(tmp_path, PROBLEM, {"name": f"{__name__}.Halves"}, rounds=4)
     job |= {"cohort": {"kind": "replay", "rounds": COHORTS}}
     made = parts(tmp_path, job)
-    assert traffic(made.algorithm, made.schema) == (8 * P, 4 * P)
+    assert traffic(made.training.algorithm, made.training.schema) == (8 * P, 4 * P)
     log = play(tmp_path, job).log
     assert [record["up_bytes"] for record in log] == [4 * P * len(cohort) for cohort in COHORTS]

@@ -23,7 +23,9 @@ from hpcfl.engine.run import CheckpointState
 from hpcfl.job.schema import load
 from hpcfl.local.gradient import Gradient
 from hpcfl.models.losses import LOSSES
-from hpcfl.setup.components import Components, build_components, build_run
+from hpcfl.setup.build import build_components
+from hpcfl.setup.build_run import build_run
+from hpcfl.setup.components import Components
 from hpcfl.signals import Signals
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Batch, Record, Vector
@@ -54,8 +56,8 @@ class _Heard(Gradient):
     """Remembers what it answers."""
 
     def __init__(self, parts: Components) -> None:
-        loss, clip = LOSSES[parts.dataset.loss], parts.job.local.clip
-        super().__init__(parts.model, loss, clip=clip, statistics=parts.statistics)
+        loss, clip = LOSSES[parts.population.dataset.loss], parts.job.local.clip
+        super().__init__(parts.model.module, loss, clip=clip, statistics=parts.model.statistics)
         self.answers: list[Array] = []
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[torch.Tensor, Vector]:
@@ -104,9 +106,9 @@ def trace(job: Mapping[str, Any]) -> Trace:
 def _played(job: str) -> Trace:
     tree = {**json.loads(job), "checkpoint": {"every": 1}}
     parts = build_components(load(tree), torch.device("cpu"))
-    gradient, sizes = _Heard(parts), list(map(len, parts.rows))
-    server = parts.algorithm.init_server(parts.x0)
-    found = Trace([server], [], [], [], parts.algorithm)
+    gradient, sizes = _Heard(parts), list(map(len, parts.population.rows))
+    server = parts.training.algorithm.init_server(parts.model.x0)
+    found = Trace([server], [], [], [], parts.training.algorithm)
     with (
         TemporaryDirectory() as folder,
         closing(parts.store(Path(folder), 0, "trace", range(len(sizes)))) as store,

@@ -9,7 +9,7 @@ from hpcfl.checkpoint.buffers import read, write
 from hpcfl.errors import StoreError
 from hpcfl.job.schema import load
 from hpcfl.models import MODELS
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 
 FIRST = "features.0.1.running_mean"
 
@@ -134,10 +134,10 @@ def test_a_fresh_initialisation_draws_parameters_alone(frozen, weights, determin
     parts = build_components(load(frozen), torch.device("cpu"))
     given = load_file(weights)
     assert not torch.equal(parts.random_init(0)(), parts.random_init(1)())
-    assert not torch.equal(parts.random_init(0)(), parts.x0)
-    assert torch.equal(parts.buffers[FIRST], given[FIRST])
+    assert not torch.equal(parts.random_init(0)(), parts.model.x0)
+    assert torch.equal(parts.model.buffers[FIRST], given[FIRST])
     parts = build_components(load(frozen, ["precision=float64"]), torch.device("cpu"))
-    assert torch.equal(parts.buffers[FIRST], given[FIRST].double())
+    assert torch.equal(parts.model.buffers[FIRST], given[FIRST].double())
 
 
 def test_a_model_without_any_has_no_file(job, tmp_path, hpcfl):

@@ -9,7 +9,7 @@ from hpcfl.checks.disk import simulate_schedule
 from hpcfl.checks.memory import rank_memory
 from hpcfl.io import memory
 from hpcfl.job.schema import load
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 
 MODEL = 64  # bytes: 3 x 4 + 4 numbers of float32
 EXAMPLES = (40 + 12) * (3 * 8 + 8)  # bytes: of three float64 features and an int64 label
@@ -26,7 +26,7 @@ def needed(components, ranks=1):
 def test_a_rank_by_hand(job):
     """Cohorts of 2 of 4 clients: FedHBM sends and keeps a vector, and the loss or the round."""
     found = parts(job)
-    own = found.stored_state.own.bytes
+    own = found.training.stored_state.own.bytes
     (alone,) = needed(found)
     assert (alone.data, alone.server) == (EXAMPLES, MODEL)
     assert 2 * MODEL <= alone.uploads <= 2 * (MODEL + 8)
@@ -43,7 +43,9 @@ def test_states_fill_the_cache_at_most(job):
 
 def test_examples_in_a_mapped_file_take_no_memory(job):
     found = parts(job)
-    mapped = replace(found, dataset=replace(found.dataset, mapped=True))
+    held = found.population
+    in_file = replace(held, dataset=replace(held.dataset, mapped=True))
+    mapped = replace(found, population=in_file)
     assert needed(mapped)[0].data == 0
 
 

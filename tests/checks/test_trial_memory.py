@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpcfl.checks.preflight import check_components
 from hpcfl.job.schema import load
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 
 WIDTH = 600
 
@@ -52,7 +52,7 @@ def test_live_bytes_of_a_parameter(name, most):
         "rounds": 2,
     }
     components = build_components(load(job), torch.device("cpu"))
-    size = components.x0.numel()
+    size = components.model.x0.numel()
     with LiveBytes(size) as live:  # a layer's gradient counts too
         check_components(components)
     assert live.most / size <= most

@@ -22,7 +22,7 @@ from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.gradient import Gradient
 from hpcfl.models.linear import Linear
 from hpcfl.models.losses import squared
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from hpcfl.user_code.generators import generators
 
 ROOT = Path(__file__).parents[2]
@@ -924,8 +924,8 @@ def test_memory_that_cannot_be_had_is_of_the_job():
 
 def test_the_trial_leaves_no_trace(job, own_process):
     parts = parts_of(job)
-    before, x0 = generators(), parts.x0.clone()
+    before, x0 = generators(), parts.model.x0.clone()
     check_classes(parts, resumed=False)
     assert generators() == before
-    assert torch.equal(parts.x0, x0)
-    assert parts.clients.pop_elapsed_s() == 0
+    assert torch.equal(parts.model.x0, x0)
+    assert parts.population.clients.pop_elapsed_s() == 0

@@ -9,7 +9,7 @@ from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.partition import Pooled
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.job.schema import load
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from tests.vision import torchvision
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "augment": False}
@@ -117,26 +117,27 @@ def test_a_client_sees_its_colours_in_all_that_it_has_and_the_test_set_is_as_sto
         build_components(load({**JOB, "data": {**data, **more}}), torch.device("cpu"))
         for more in ({"colour": colour}, {})
     ]
-    coloured, plain = (each.clients for each in parts)
-    personal = parts[0].dataset.personal
+    coloured, plain = (each.population.clients for each in parts)
+    population = parts[0].population
+    personal = population.dataset.personal
     for client in range(6):
         for part in ("training", "testing"):
             (found,), (stored,) = (list(getattr(p, part)(client)) for p in (coloured, plain))
-            rows = (parts[0].rows if part == "training" else parts[0].split.held_out)[client]
-            images = parts[0].dataset.train.inputs[torch.from_numpy(rows)]
+            rows = (population.rows if part == "training" else population.split.held_out)[client]
+            images = population.dataset.train.inputs[torch.from_numpy(rows)]
             assert torch.equal(found.inputs, personal(client)(images, torch.float32, None))
             assert not torch.allclose(found.inputs, stored.inputs, atol=0.01)
         first = next(iter(coloured.task(client, 0).batches))
         everything = next(iter(coloured.training(client))).inputs
         assert any(torch.equal(first.inputs[0], image) for image in everything)
-    tests = [next(iter(each.tests().batches(0, 1))).inputs for each in parts]
+    tests = [next(iter(each.population.tests().batches(0, 1))).inputs for each in parts]
     assert torch.equal(*tests)
     kept = {"validation": {"share": 0.3, "of": "clients"}, "colour": colour}
     validated = build_components(load({**JOB, "data": {**data, **kept}}), torch.device("cpu"))
-    numbers, images = validated.split.clients, parts[0].dataset.train.inputs[:2]
+    numbers, images = validated.population.split.clients, population.dataset.train.inputs[:2]
     assert len(numbers) == 4
     for client, number in enumerate(numbers):  # the client keeps its colours under its new number
-        found = validated.dataset.personal(client)(images, torch.float32, None)
+        found = validated.population.dataset.personal(client)(images, torch.float32, None)
         assert torch.equal(found, personal(number)(images, torch.float32, None))
 
 

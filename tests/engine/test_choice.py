@@ -56,10 +56,12 @@ def test_power_of_choice_is_what_a_plain_program_does(tmp_path, chosen, weights)
     """
     described = parts(tmp_path, {**DIGITS, "weights": weights})
     run = play(tmp_path, kept({**DIGITS, "weights": weights}))
-    inputs = described.dataset.transform(described.dataset.train.inputs, torch.float64, None)
-    labels, rows = described.dataset.train.labels, [torch.as_tensor(r) for r in described.rows]
+    population = described.population
+    dataset, train = population.dataset, population.dataset.train
+    inputs = dataset.transform(train.inputs, torch.float64, None)
+    labels, rows = train.labels, [torch.as_tensor(own) for own in population.rows]
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
-    nn.utils.vector_to_parameters(described.x0.clone(), model.parameters())
+    nn.utils.vector_to_parameters(described.model.x0.clone(), model.parameters())
     sizes = np.array([len(own) for own in rows], dtype=float)
     p = sizes / sizes.sum() if weights == "examples" else np.full(12, 1 / 12)
     expected = []
@@ -119,7 +121,7 @@ def test_as_many_candidates_as_places_need_no_loss(tmp_path, chosen):
     cohort = {"kind": "power_of_choice", "size": 3, "candidates": 3}
     described = job(tmp_path, cohort=cohort)
     play(tmp_path, described)
-    drawn = parts(tmp_path, described).participation
+    drawn = parts(tmp_path, described).population.participation
     assert chosen == [drawn(t).members.tolist() for t in range(described["rounds"])]
 
 
@@ -207,7 +209,7 @@ def test_candidates_are_among_the_available_and_the_late_do_not_count(tmp_path, 
     more = {"over_select": 1.5, "deadline_s": 4.0, "late": "shorten"}
     described = job(tmp_path, cohort=POWER, devices=devices | more, rounds=12)
     log = play(tmp_path, described).log
-    participants = parts(tmp_path, described).participants
+    participants = parts(tmp_path, described).population.participants
     for line, members in zip(log, chosen, strict=True):
         t = line["round"] - 1
         available = participants.available(t)
@@ -224,7 +226,7 @@ def test_importance_among_the_available(tmp_path):
     described = job(
         tmp_path, cohort={"kind": "importance", "size": 5}, devices={"available": 0.5}, rounds=1
     )
-    participants = parts(tmp_path, described).participants
+    participants = parts(tmp_path, described).population.participants
     for t in range(50):
         available, members = participants.available(t), participants(t).members
         assert set(members.tolist()) <= set(available.tolist())

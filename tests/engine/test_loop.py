@@ -101,8 +101,8 @@ def test_the_training_loss_is_the_weighted_mean_over_clients(tmp_path):
     changes = {"local": {"steps": 1, "batch_size": "full", "lr": 0.1}, "rounds": 1}
     log = play(tmp_path, job(tmp_path, **changes)).log
     described = parts(tmp_path, job(tmp_path, **changes))
-    inputs, labels = described.dataset.train
-    logits = described.gradient().predict(described.x0, inputs)
+    inputs, labels = described.population.dataset.train
+    logits = described.gradient().predict(described.model.x0, inputs)
     whole = torch.nn.functional.cross_entropy(logits, labels)
     assert log[0]["train_loss"] == pytest.approx(float(whole), rel=1e-12)
 

@@ -20,6 +20,7 @@ from hpcfl.job.schema import load
 from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.sequential import Sequential
 from hpcfl.runs.log_keys import measured
+from hpcfl.setup.scores import own_models
 from tests.algorithms.play import Problem, parts, play, read, states, tree
 
 X = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0], [1.0]])
@@ -107,17 +108,17 @@ def test_accuracies_on_held_out_examples(tmp_path, job, log):
     """Every client of two examples or more keeps one back; client 1 has but one, to train on."""
     data = {**THREE.write(tmp_path), "holdout": 0.25}
     described = parts(tmp_path, job(data=data))
-    assert [len(own) for own in described.rows] == [1, 1, 3]
-    assert [len(own) for own in described.split.held_out] == [1, 0, 1]
+    assert [len(own) for own in described.population.rows] == [1, 1, 3]
+    assert [len(own) for own in described.population.split.held_out] == [1, 0, 1]
     right = [
         np.mean(np.where(X[own, 0] > 0, 2, 0) == Y[own])
-        for own in described.split.held_out
+        for own in described.population.split.held_out
         if len(own)
     ]
     found = log(data=data, evaluate={"clients": True, "train": True})[0]
     assert found["client_accuracy_mean"] == near(np.mean(right))
     assert found["client_accuracy_worst_decile"] == min(right)
-    kept = np.concatenate(described.rows)
+    kept = np.concatenate(described.population.rows)
     assert found["train_objective"] == near(np.mean(np.array(LOSSES)[kept]))
 
 
@@ -157,7 +158,7 @@ def test_other_clients_have_no_tests_of_their_own(tmp_path, job, owned_tests, ch
     """Held-out examples come first, and clients that are dealt anew own no test example."""
     described = parts(tmp_path, job(data={**owned_tests, **change}))
     wanted = "holdout" if "holdout" in change else "train"
-    assert described.clients.tested_on == wanted
+    assert described.population.clients.tested_on == wanted
 
 
 def test_clients_kept_for_validation_take_their_tests_along(tmp_path, job, owned_tests):
@@ -165,9 +166,9 @@ def test_clients_kept_for_validation_take_their_tests_along(tmp_path, job, owned
     for seed in range(4):
         data = {**owned_tests, "validation": {"share": 0.3, "of": "clients", "seed": seed}}
         described = parts(tmp_path, job(data=data, cohort=cohort))
-        assert len(described.rows) == 2
-        assert [len(own) for own in described.client_tests.rows] == [
-            sizes[len(own)] for own in described.rows
+        assert len(described.population.rows) == 2
+        assert [len(own) for own in described.population.client_tests.rows] == [
+            sizes[len(own)] for own in described.population.rows
         ]
 
 
@@ -180,7 +181,7 @@ def test_clients_of_whom_none_has_tests(tmp_path, job, owned_tests):
         for described in [
             parts(tmp_path, job(data=data, cohort=cohort, evaluate={"clients": True}, seed=seed))
         ]
-        if described.clients.examples == [1]
+        if described.population.clients.examples == [1]
     ]
     assert alone
     with pytest.raises(JobError, match=r"none of those that train has one; set data\.holdout"):
@@ -189,7 +190,7 @@ def test_clients_of_whom_none_has_tests(tmp_path, job, owned_tests):
     rows = [line for line in table.read_text().splitlines() if ",test" not in line]
     table.write_text("\n".join([*rows, "1,2,9,test", ""]))
     described = parts(tmp_path, job(data=owned_tests, evaluate={"clients": True}))
-    assert described.clients.tested_on == "train"
+    assert described.population.clients.tested_on == "train"
     check_sizes(described)
 
 
@@ -197,7 +198,7 @@ def test_only_tested_clients_are_tuned(tmp_path, job, owned_tests):
     found = play(tmp_path, job(data=owned_tests, evaluate={"personal": {"steps": 2}}))
     assert found.log[0]["personal_loss"] > 0
     described = parts(tmp_path, job(data=owned_tests, evaluate={"personal": {"steps": 2}}))
-    assert described.tested_clients == 2
+    assert described.population.tested_clients == 2
 
 
 def test_drawn_clients_keep_their_tests(tmp_path, job, owned_tests):
@@ -205,10 +206,10 @@ def test_drawn_clients_keep_their_tests(tmp_path, job, owned_tests):
     data, cohort = {**owned_tests, "clients": 2}, {"kind": "cyclic", "size": 2}
     for seed in range(4):
         described = parts(tmp_path, job(data=data, cohort=cohort, seed=seed))
-        tested_on, rows = described.client_tests
+        tested_on, rows = described.population.client_tests
         sizes = {2: 2, 1: 0, 4: 1}  # of its tests, by a client's training examples
         assert tested_on == "test"
-        assert [len(own) for own in rows] == [sizes[len(own)] for own in described.rows]
+        assert [len(own) for own in rows] == [sizes[len(own)] for own in described.population.rows]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 500])
@@ -218,7 +219,7 @@ def test_scores_on_validation_data(tmp_path, job, log, of, batch_size):
     data = {**THREE.write(tmp_path), "validation": {"share": 0.4, "of": of}}
     cohort = {"kind": "uniform", "size": 2}
     described = parts(tmp_path, job(data=data, cohort=cohort))
-    rows, trained = described.split.validation, np.concatenate(described.rows)
+    rows, trained = described.population.split.validation, np.concatenate(described.population.rows)
     assert sorted([*rows, *trained]) == list(range(7))
     asked = {"train": True, "best": True, "batch_size": batch_size}
     found = log(data=data, cohort=cohort, evaluate=asked)
@@ -286,7 +287,7 @@ def test_personal_models_on_their_own_validation_data(tmp_path, job, algorithm):
     data = {**THREE.write(tmp_path), "validation": {"share": 0.3}}
     settings = job(data=data, algorithm=algorithm)
     run, components = play(tmp_path, settings), parts(tmp_path, settings)
-    kept = components.split.own_validation
+    kept = components.population.split.own_validation
     assert [len(rows) for rows in kept] == [1, 0, 1]
     first = np.mean([LOSSES[row] for rows in kept for row in rows])
     assert run.log[0]["personal_validation_loss"] == near(first)
@@ -364,7 +365,7 @@ def test_a_start_says_whose_score_counts(tmp_path, job, changes, told):
     ],
 )
 def test_what_of_x_is_trained_follows_from_what_is_sent(tmp_path, algorithm, trained):
-    own = parts(tmp_path, tree(tmp_path, THREE, algorithm)).own_models
+    own = own_models(parts(tmp_path, tree(tmp_path, THREE, algorithm)))
     assert trained is None if own is None else own.x == trained
 
 
@@ -473,7 +474,7 @@ def test_top_5_of_a_run(tmp_path):
     settings = tree(tmp_path, THREE, {"name": "fedavg"}, **data)
     run = play(tmp_path, settings)
     described = parts(tmp_path, settings)
-    inputs, labels = described.dataset.test
+    inputs, labels = described.population.dataset.test
     best = described.gradient().predict(run.x, inputs.double()).topk(5).indices
     found = run.log[-1]
     assert found["test_top5_accuracy"] == float((best == labels[:, None]).any(1).double().mean())

@@ -16,7 +16,7 @@ from hpcfl.job_file.yaml_file import as_override
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from peers import BenchWork
 from tests.gpu.launch import on_ranks
 
@@ -79,7 +79,8 @@ def test_augmented_batches_are_the_same_on_a_gpu_alone_and_in_a_block(tmp_path):
         "rounds": 1,
     }
     gpu, cpu = (
-        build_components(load(job), torch.device(name)).clients for name in ("cuda:0", "cpu")
+        build_components(load(job), torch.device(name)).population.clients
+        for name in ("cuda:0", "cpu")
     )
     filling = PaddedBatches(4, 3, gpu.block_batches())
     alone = [list(made.task(client, 0).batches) for made in (gpu, cpu) for client in range(3)]

@@ -42,7 +42,7 @@ from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log_keys import measured
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from tests.algorithms.methods import ENTRIES, SAMPLE
 from tests.algorithms.play import model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
@@ -578,11 +578,13 @@ def top_label(outputs, labels):
 def build_evaluation(path, device):
     """The evaluation of a job, whose local and personal models are the initial ones; this model."""
     parts = build_components(load(path, [f"device={device.type}"]), device)
-    owned, x0 = range(len(parts.rows)), parts.x0
+    owned, x0 = range(len(parts.population.rows)), parts.model.x0
     models = [x0] * len(owned)
-    clients = Clients(parts.clients, owned, parts.weights, lambda *_: x0, lambda *_: models)
-    sets = {"test": parts.tests(), "validation": parts.validation()}
-    how = parts.job.evaluate, parts.gradient(), parts.dataset
+    clients = Clients(
+        parts.population.clients, owned, parts.population.weights, lambda *_: x0, lambda *_: models
+    )
+    sets = {"test": parts.population.tests(), "validation": parts.population.validation()}
+    how = parts.job.evaluate, parts.gradient(), parts.population.dataset
     return Evaluation(*how, sets, clients, Solo()), x0
 
 

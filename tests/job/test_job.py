@@ -18,7 +18,7 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.linear import Linear
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from tests.algorithms.facts import facts
 
 

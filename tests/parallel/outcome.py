@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from hpcfl.job.schema import load
 from hpcfl.runs.log_keys import measured
 from hpcfl.runs.manifest import committed
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 
@@ -36,7 +36,7 @@ def outcome(run: Path) -> Outcome:
     newest = committed(run / "checkpoints")[-1]
     schema = build_components(
         load(run / "job.yaml"), torch.device("cpu"), resumed=True
-    ).stored_state
+    ).training.stored_state
     table = Table.load(newest.folder, run / "stores")
     clients = {}
     with Reader(table, schema) as reader:

@@ -36,7 +36,7 @@ def main(job: str, out: Path) -> None:
 
     def kept(*args, **how):
         components = build(*args, **how)
-        datasets.append(components.dataset)
+        datasets.append(components.population.dataset)
         return components
 
     def looked(run, server, t, asked):

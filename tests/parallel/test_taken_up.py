@@ -7,7 +7,7 @@ import torch
 
 from hpcfl.job.schema import load
 from hpcfl.runs.manifest import committed, rounds
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
 from tests.forked import finish
@@ -85,7 +85,7 @@ def test_a_flipped_byte_is_told_once_by_whoever_finds_it(short, tmp_path, ranks,
     table = Table.load(newest.folder, short / "stores")
     schema = build_components(
         load(short / "job.yaml"), torch.device("cpu"), resumed=True
-    ).schema.client_state
+    ).training.schema.client_state
     victims = [p for p, rank in zip(table.paths, table.owners, strict=True) if rank == 1]
     for victim in victims:
         start = inspect(victim, schema).offsets[0]

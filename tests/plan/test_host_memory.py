@@ -14,7 +14,7 @@ from hpcfl.plan.host_memory import (
 )
 from hpcfl.plan.measure import Measurement
 from hpcfl.plan.resources import plan
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 
 EXAMPLES = (40 + 12) * (3 * 8 + 8)  # bytes: of three float64 features and an int64 label
 PEAK = 1_000_000

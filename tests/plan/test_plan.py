@@ -11,7 +11,7 @@ from hpcfl.algorithms import ALGORITHMS
 from hpcfl.engine.dry_round import dry_round, traffic
 from hpcfl.job.schema import load
 from hpcfl.plan.resources import plan
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 
 # COMM. OVERHEAD of the FedHBM paper, table 2.
 TABLE_2 = {
@@ -60,7 +60,7 @@ def test_work_is_counted_in_examples(job, algorithm, passes):
     """One epoch of 10 examples, and another pass where the algorithm takes a full gradient."""
     loaded = load(job, [f"algorithm={{name: {algorithm}}}"])
     assert (
-        build_components(loaded, torch.device("cpu")).examples_per_round.tolist()
+        build_components(loaded, torch.device("cpu")).population.examples_per_round.tolist()
         == [10 * passes] * 4
     )
 

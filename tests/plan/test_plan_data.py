@@ -13,7 +13,7 @@ from hpcfl.plan.data import planned_job, read_sizes
 from hpcfl.plan.host_memory import COMPUTED, MEASURED, HostMemory, computed_memory
 from hpcfl.plan.resources import plan
 from hpcfl.plan.slurm_request import slurm_request
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from round_time import predict
 from scale import SyntheticJob
 from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
@@ -71,7 +71,9 @@ def test_every_sweep_is_planned_without_data(path):
     kinds = {repr([p.loaded.tree[key] for key in keys]): p.loaded for p in sweep(path).points}
     for loaded in kinds.values():
         parts, _ = without_data(loaded)
-        assert len(parts.rows) == (loaded.job.data.population or len(parts.rows))
+        assert len(parts.population.rows) == (
+            loaded.job.data.population or len(parts.population.rows)
+        )
 
 
 def test_sizes_are_asked_for_in_one_line(refused, hpcfl):
@@ -114,7 +116,7 @@ def test_data_that_is_there_is_counted(job, hpcfl):
 def test_a_split_that_is_not_there_needs_its_clients():
     path = ROOT / "jobs/cifar10/fedavg_published_split.yaml"
     parts, notes = without_data(load(path))
-    assert {len(rows) for rows in parts.rows} == {500}
+    assert {len(rows) for rows in parts.population.rows} == {500}
     assert "planned with 100 equal clients" in notes[0]
     with pytest.raises(JobError, match="the job does not say how many clients it has"):
         planned_job(load(path, ["data.clients=null"]), None)
@@ -166,8 +168,11 @@ def test_the_large_jobs_on_paper_are_those_of_the_job_files(job):
     """benchmarks/scale.yaml, from which the page on many GPUs is made."""
     drawn = yaml.safe_load((ROOT / "benchmarks/scale.yaml").read_text())[job]
     parts, _ = without_data(load(ROOT / f"jobs/papers/base/{job}.yaml"))
-    large, uploaded = SyntheticJob(**drawn), sum(field.numel() for field in parts.schema.upload)
-    assert drawn["clients"] == len(parts.rows)
+    large, uploaded = (
+        SyntheticJob(**drawn),
+        sum(field.numel() for field in parts.training.schema.upload),
+    )
+    assert drawn["clients"] == len(parts.population.rows)
     stated = read_sizes(SIZES[job])
     share = drawn["clients"] / stated.clients
     assert drawn["examples"] == pytest.approx(stated.train * share, rel=0.01)

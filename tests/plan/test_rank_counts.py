@@ -14,7 +14,7 @@ from hpcfl.plan.rank_counts import RankCount
 from hpcfl.plan.resources import plan
 from hpcfl.plan.slurm_request import slurm_request
 from hpcfl.plan.time import Prediction
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from tests.parallel.harness import find_mpirun
 
 ROOT = Path(__file__).parents[2]

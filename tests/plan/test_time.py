@@ -8,7 +8,7 @@ from hpcfl.cohort.assignment import Balance, assign_owners
 from hpcfl.job.schema import load
 from hpcfl.plan.measure import Measurement, TimedRound
 from hpcfl.plan.time import predict
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 
 # Of four clients with 10 examples each ranks 0 and 1 own 0 and 2, and 1 and 3.
 COHORTS = "cohort={kind: replay, rounds: [[0, 1], [0, 2], [0, 1], [0, 2]]}"
@@ -56,10 +56,11 @@ def test_the_busiest_is_the_one_of_a_run(job, arrays, balance):
     job.write_text(job.read_text().replace(", clients: 4, partition: {kind: iid}", ""))
     wanted = ["rounds=30", "cohort.size=4", "local.epochs=2", f"balance={balance}"]
     found = build_components(load(job, wanted), torch.device("cpu"))
-    work = (lambda t: found.work_in(found.participation(t))) if balance == "steal" else None
+    clients = found.population
+    work = (lambda t: clients.work_in(clients.participation(t))) if balance == "steal" else None
     ranks = [
         Balance(
-            lambda t: found.participation(t).members, 30, assign_owners(sizes, 3), work, rank, 3
+            lambda t: clients.participation(t).members, 30, assign_owners(sizes, 3), work, rank, 3
         )
         for rank in range(3)
     ]

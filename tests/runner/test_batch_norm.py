@@ -10,7 +10,7 @@ from torch import nn
 
 import hpcfl as package
 from hpcfl.job.schema import load
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from tests.vision import torchvision
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -149,7 +149,7 @@ def test_local_statistics_are_the_clients_own(play, hpcfl, arrays, tmp_path):
     assert all(torch.equal(model[0].weight, whole[0].weight) for model in own)
     assert hpcfl("export", root, "--client", 2, "--state-dict", file).code == 0
     assert torch.equal(load_file(file)["1.running_mean"], means[2])
-    rows = build_components(load(root / "job.yaml"), torch.device("cpu")).rows
+    rows = build_components(load(root / "job.yaml"), torch.device("cpu")).population.rows
     with np.load(arrays()) as data, torch.no_grad():
         losses = [
             nn.functional.cross_entropy(

@@ -11,7 +11,7 @@ import torch
 from hpcfl import load_model
 from hpcfl.data.split import partition_examples
 from hpcfl.job.schema import load
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from tests.real_data import cifar10, real
 
 OWNED = '''\
@@ -109,7 +109,7 @@ def test_what_is_held_out_belongs_to_nobody(job, tmp_path, hpcfl):
         "32 of 40 training examples to 4 clients; without 8 held out, so set data.holdout=null"
     )
     parts = build_components(load(job, ["data.holdout=0.2"]), torch.device("cpu"))
-    assert same(clients(job, f"data.partition={{kind: file, path: {out}}}"), parts.rows)
+    assert same(clients(job, f"data.partition={{kind: file, path: {out}}}"), parts.population.rows)
 
 
 def test_another_program_repeats_the_evaluation_of_each_client(job, arrays, tmp_path, hpcfl):

@@ -19,7 +19,7 @@ from hpcfl.errors import DataError, JobError, StoreError
 from hpcfl.job.schema import load
 from hpcfl.runs.layout import RunDir
 from hpcfl.setup import objects
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from hpcfl.setup.objects import KeptFiles
 from tests.forked import python
 
@@ -315,7 +315,7 @@ def test_random_initialisations_of_a_kept_transformer(tmp_path):
     job = {**JOB, "algorithm": {"name": "fedhbm", "first": "random"}, "rounds": 1}
     result = hpcfl.run(job, model=net, data=data(), out=tmp_path / "run")
     parts = build_components(load(result.directory / "job.yaml"), torch.device("cpu"))
-    assert (parts.x0 == kept).all()
+    assert (parts.model.x0 == kept).all()
     sizes = [parameter.numel() for parameter in net.parameters()]
     one, other = (parts.random_init(client)().split(sizes) for client in (0, 1))
     for (name, _), first, second in zip(net.named_parameters(), one, other, strict=True):

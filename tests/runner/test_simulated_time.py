@@ -10,7 +10,7 @@ from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.cohort.sampling import Bernoulli, Uniform
 from hpcfl.evaluation.privacy import accountant
 from hpcfl.job.schema import load
-from hpcfl.setup.components import build_components
+from hpcfl.setup.build import build_components
 from tests.parallel.outcome import log, model, outcome
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -39,7 +39,7 @@ def parts(job, *settings):
 
 
 def test_the_log_says_what_the_devices_do(job, play):
-    found, participation = log(play("run", *MANY)), parts(job, *MANY).participation
+    found, participation = log(play("run", *MANY)), parts(job, *MANY).population.participation
     clock, shortened = 0.0, 0
     assert found[0]["simulated_s"] == 0
     for line in found[1:]:
@@ -223,9 +223,9 @@ def test_private_cohorts_are_not_amplified_by_devices():
 def test_balance_counts_the_shortened_work(job):
     found = parts(job, *MANY, "balance=steal", "algorithm={name: mofedsam}")
     for t in range(12):
-        members, steps, _ = participation = found.participation(t)
+        members, steps, _ = participation = found.population.participation(t)
         expected = [steps.get(i, 4) for i in members.tolist()]
-        assert found.work_in(participation).tolist() == expected
+        assert found.population.work_in(participation).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -235,5 +235,5 @@ def test_balance_counts_the_shortened_work(job):
 def test_every_gradient_and_every_vector_takes_time(job, algorithm, seconds):
     """Ten examples, ten of them a second; 16 parameters of 4 bytes down, 512 bits a second."""
     devices = "devices={examples_per_s: 10, down_mbps: 0.000512}"
-    found = parts(job, devices, f"algorithm={{name: {algorithm}}}").participants
+    found = parts(job, devices, f"algorithm={{name: {algorithm}}}").population.participants
     assert found.typical().tolist() == pytest.approx([seconds] * 4)
