@@ -16,7 +16,7 @@ RANKS := tests/golden tests/faults tests/parallel
 APART := $(RANKS) tests/slurm tests/triton_kernels
 
 # What bfloat16 touches.  On a newer processor these run once more as if it had AVX2 alone.
-BFLOAT16 := tests/runner/test_device.py tests/models tests/local/test_autocast.py \
+BFLOAT16 := tests/start/test_device.py tests/models tests/local/test_autocast.py \
   tests/local/test_gradient.py tests/local/test_block_gradients.py tests/jobs/test_miniatures.py
 
 .PHONY: help install quickstart check docs format test suites processes single unit slow avx2 \

@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(
-    r'^__version__ = "(.+)"$', (ROOT / "hpcfl/version.py").read_text("ascii"), re.MULTILINE
+    r'^__version__ = "(.+)"$', (ROOT / "hpcfl/io/version.py").read_text("ascii"), re.MULTILINE
 )
 
 setup(
@@ -27,9 +27,9 @@ setup(
     # Symbolic links lead from the package to jobs/ and to slurm/; a wheel has copies.
     package_data={
         "hpcfl": ["py.typed", "jobs/**/*.yaml"],
-        "hpcfl.cli": ["template/**/*"],
-        "hpcfl.report": ["references.bib"],
-        "hpcfl.report.published": ["*.csv"],
+        "hpcfl.tools": ["template/**/*"],
+        "hpcfl.tools.report": ["references.bib"],
+        "hpcfl.tools.report.published": ["*.csv"],
     },
     entry_points={"console_scripts": ["hpcfl = hpcfl.__main__:main"]},
     install_requires=[

@@ -19,9 +19,9 @@ import torch
 from hpcfl.errors import HpcflError, RemoteRankError
 from hpcfl.io.cgroups import usable_cores
 from hpcfl.io.progress import track
-from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.runs.outputs import check_output, write_output
-from hpcfl.setup.environment import versions
+from hpcfl.start.environment import versions
+from hpcfl.tools.report.plots.figure import COLOURS, check_plot, new_figure, save
 
 WIDTH = 100  # columns of a table
 _ENDINGS = (".json",)

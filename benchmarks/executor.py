@@ -19,11 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from common import Measurement, Result, column, main, parser, take_turns
 from hpcfl.errors import JobError
 from hpcfl.job.schema import LoadedJob, load
-from hpcfl.setup.build import build_components
-from hpcfl.setup.choose_executor import step_timer, with_executor
-from hpcfl.setup.components import Components
-from hpcfl.setup.device import device_of
-from hpcfl.setup.executors import make_executor
+from hpcfl.start.components.build import build_components
+from hpcfl.start.components.choose_executor import step_timer, with_executor
+from hpcfl.start.components.components import Components
+from hpcfl.start.components.executors import make_executor
+from hpcfl.start.device import device_of
 from round import built_in_jobs
 
 SIZES = (10, 32)  # clients in a block

@@ -27,7 +27,7 @@ from gpu_jobs import IMAGES, REHEARSAL, STATES, WORKS, Subject, random_job
 from hpcfl.errors import HpcflError, JobError, one_line
 from hpcfl.job.schema import load
 from hpcfl.local.cuda_graph import capture
-from hpcfl.setup.environment import versions
+from hpcfl.start.environment import versions
 from peers import checked_peer, pfl_process
 from timed_rounds import TimedRounds, build_timed_run
 

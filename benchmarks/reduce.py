@@ -27,7 +27,7 @@ from hpcfl.comm.failure import group
 from hpcfl.comm.fast import FastReduction
 from hpcfl.comm.reduction import Reduction
 from hpcfl.errors import JobError
-from hpcfl.setup.device import keep_freed_memory
+from hpcfl.start.device import keep_freed_memory
 from round import built_in_jobs
 from timed_rounds import TimedRounds, build_timed_run
 

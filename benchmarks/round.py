@@ -33,7 +33,7 @@ from hpcfl.local.gradient import LayerSeeds
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.flat_vector import parameters
 from hpcfl.models.losses import LOSSES
-from hpcfl.setup.components import Components
+from hpcfl.start.components.components import Components
 from hpcfl.types import Batch, Vector
 from timed_rounds import Clock, TimedRounds, build_timed_run
 

@@ -12,7 +12,7 @@ and a round, on R ranks,
     +  4 ceil(log2 R) latency_s  +  2 (R - 1) / R x 8 P / bandwidth
     +  [2 ceil(log2 R) latency_s  +  2 T (latency_s + B / bandwidth)]
 
-With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.cohort.assignment` says, as
+With ``balance: owner`` C_r is O_r.  With ``steal`` C_r is what `hpcfl.clients.assignment` says, as
 in a run, and the states of clients that are moved travel there and back, as the last line has it:
 T is the most clients that one rank hands over or takes in.
 Every client is taken to have a state by then, and an exchange to last as long as the messages of
@@ -34,7 +34,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hpcfl.cohort.assignment import assign_owners, assign_trainers
+from hpcfl.clients.assignment import assign_owners, assign_trainers
 from hpcfl.types import IntArray
 
 SAMPLED = 1000  # rounds, at most, whose cohorts are drawn

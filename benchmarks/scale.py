@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 
 import yaml
 
-from hpcfl.cohort.sampling import Uniform
+from hpcfl.clients.sampling import Uniform
 from hpcfl.data.sizes import lognormal_sizes
 from hpcfl.io.progress import track
-from hpcfl.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.seeds import stream
+from hpcfl.tools.report.plots.figure import COLOURS, check_plot, new_figure, save
 from hpcfl.types import IntArray
 from round_time import CostModel, Prediction, Work, predict
 

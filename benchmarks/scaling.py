@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common import Measurement, Result, main, parser, take_turns
 from hpcfl.errors import JobError
-from hpcfl.sweep.process import environment, mpirun
+from hpcfl.tools.sweep.process import environment, mpirun
 from round import BARE_NOTE, LENET, write_images
 
 RANKS, TURNS, CLIENTS = (1, 2, 4), 7, 20

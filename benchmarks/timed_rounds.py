@@ -7,18 +7,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from hpcfl.cohort.assignment import assign_owners
+from hpcfl.clients.assignment import assign_owners
 from hpcfl.comm.base import Comm
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState, Run
+from hpcfl.io.signals import Signals
 from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.log import RunLog
-from hpcfl.setup.build import build_components
-from hpcfl.setup.build_run import build_run
-from hpcfl.setup.components import Components
-from hpcfl.setup.device import device_of, gpu_rank
-from hpcfl.signals import Signals
+from hpcfl.start.build_run import build_run
+from hpcfl.start.components.build import build_components
+from hpcfl.start.components.components import Components
+from hpcfl.start.device import device_of, gpu_rank
 from hpcfl.types import Record, Vector
 
 Clock = Callable[[], float]

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.cli.listing import multiples
+from hpcfl.algorithms.optim import OPTIMIZERS
 from hpcfl.cli.parser import parser
-from hpcfl.cohort.sampling import CohortConfig
+from hpcfl.clients.sampling import CohortConfig
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
 from hpcfl.job.description import REQUIRED, Setting, kinds, settings, summary
 from hpcfl.job.schema import SECTIONS, Job, limits
 from hpcfl.job.tasks import TASKS
-from hpcfl.job_file.resume_rules import is_mutable
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.training_loss import TRAINING_LOSSES
-from hpcfl.optim import OPTIMIZERS
+from hpcfl.runs.job_file.resume_rules import is_mutable
+from hpcfl.tools.listing import multiples
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

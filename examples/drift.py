@@ -23,9 +23,9 @@ import hpcfl
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.job.schema import LoadedJob, load
-from hpcfl.job_file.packaged import find_job
-from hpcfl.job_file.yaml_file import read
-from hpcfl.sweep.grid import read_sweep
+from hpcfl.runs.job_file.packaged import find_job
+from hpcfl.runs.job_file.yaml_file import read
+from hpcfl.tools.sweep.grid import read_sweep
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 POINTS: list[list[np.ndarray]] = []  # of the clients of the present round, in their order

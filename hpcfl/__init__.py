@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.version import __version__
+from hpcfl.io.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import Algorithm, Message
     from hpcfl.algorithms.facts import Client, Cohort, Facts, Forward, Grad, RandomInit
-    from hpcfl.cli.check import CheckedJob
+    from hpcfl.algorithms.optim import Optimizer
     from hpcfl.data.base import DataConfig, Dataset
     from hpcfl.data.objects import Data
     from hpcfl.engine.callbacks import Callback
     from hpcfl.evaluation.user_metrics import Metric
     from hpcfl.models.base import ModelConfig
-    from hpcfl.optim import Optimizer
-    from hpcfl.plan.show import JobPlan
-    from hpcfl.report.layouts import RunsReport
-    from hpcfl.runner.start import Result
+    from hpcfl.start.start import Result
+    from hpcfl.tools.check import CheckedJob
+    from hpcfl.tools.plan.show import JobPlan
+    from hpcfl.tools.report.layouts import RunsReport
     from hpcfl.types import Examples
 
 _CLASSES = {
@@ -45,9 +45,9 @@ _CLASSES = {
     "Message": "hpcfl.algorithms.base",
     "Metric": "hpcfl.evaluation.user_metrics",
     "ModelConfig": "hpcfl.models.base",
-    "Optimizer": "hpcfl.optim",
+    "Optimizer": "hpcfl.algorithms.optim",
     "RandomInit": "hpcfl.algorithms.facts",
-    "Result": "hpcfl.runner.start",
+    "Result": "hpcfl.start.start",
 }
 """Where the classes are that a program of the user's names, so that their files may move."""
 
@@ -141,9 +141,9 @@ def run(
         Stopped: a signal asked for a stop; a checkpoint was written.
     """
     from hpcfl.job.callbacks import check_callback_objects
-    from hpcfl.job_file.yaml_file import OVERRIDES
-    from hpcfl.runner.start import start
-    from hpcfl.setup.objects import load_job
+    from hpcfl.runs.job_file.yaml_file import OVERRIDES
+    from hpcfl.start.objects import load_job
+    from hpcfl.start.start import start
 
     check_callback_objects("hpcfl.run(callbacks=...)", callbacks)
     out = Path(out) if out else None
@@ -179,8 +179,8 @@ def resume(
         DivergedError, Stopped: as for ``run``.
     """
     from hpcfl.job.callbacks import check_callback_objects
-    from hpcfl.job_file.yaml_file import OVERRIDES, override_texts
-    from hpcfl.runner.start import resume
+    from hpcfl.runs.job_file.yaml_file import OVERRIDES, override_texts
+    from hpcfl.start.start import resume
 
     check_callback_objects("hpcfl.resume(callbacks=...)", callbacks)
     copy, texts = Path(out) if out else None, override_texts(overrides)
@@ -218,8 +218,8 @@ def check(
     Raises:
         JobError: something is wrong with the job, its files or an object.
     """
-    from hpcfl.cli.check import check_job
-    from hpcfl.setup.objects import loaded_for_trial
+    from hpcfl.start.objects import loaded_for_trial
+    from hpcfl.tools.check import check_job
 
     with loaded_for_trial(job, overrides, model, data) as loaded:
         return check_job(loaded, data=load)
@@ -254,9 +254,9 @@ def plan_job(
     Raises:
         JobError: something is wrong with the job, its files or an object.
     """
-    from hpcfl.plan.data import make_sizes
-    from hpcfl.plan.show import make_plan
-    from hpcfl.setup.objects import loaded_for_trial
+    from hpcfl.start.objects import loaded_for_trial
+    from hpcfl.tools.plan.data import make_sizes
+    from hpcfl.tools.plan.show import make_plan
 
     with loaded_for_trial(job, overrides, model, data, alone=not measure) as loaded:
         found = None if sizes is None else make_sizes(sizes, "sizes")
@@ -289,7 +289,7 @@ def load_model(
             such client, or the clients have no models of their own.
         StoreError: the checkpoint is damaged.
     """
-    from hpcfl.exports.checkpoint import load_model
+    from hpcfl.start.saved_models import load_model
 
     return load_model(Path(directory), round=round, best=best, client=client)
 
@@ -303,7 +303,7 @@ def read_log(directory: str | Path) -> "DataFrame":
         JobError: the directory holds no run, or pandas is not installed.
         StoreError: the log is damaged.
     """
-    from hpcfl.report.data_frame import read_log
+    from hpcfl.tools.report.data_frame import read_log
 
     return read_log(Path(directory))
 
@@ -327,7 +327,7 @@ def read_runs(
         JobError: there is no run in one of the directories, or pandas is not installed.
         StoreError: a file of a run is damaged.
     """
-    from hpcfl.report.data_frame import read_runs
+    from hpcfl.tools.report.data_frame import read_runs
 
     paths = [directories] if isinstance(directories, str | Path) else directories
     return read_runs([*map(Path, paths)], chosen=chosen)
@@ -361,7 +361,7 @@ def export(
         JobError: the directory holds no run or not that round, or a file cannot be written.
         StoreError: the checkpoint or a store is damaged.
     """
-    from hpcfl.exports.checkpoint import export
+    from hpcfl.tools.exports.checkpoint import export
 
     npz, tensors = (Path(path) if path else None for path in (output, state_dict))
     return export(
@@ -404,7 +404,7 @@ def report_runs(
         JobError: there is no run in one of the directories, or nothing to draw.
         StoreError: a file of a run is damaged.
     """
-    from hpcfl.report.layouts import report_runs
+    from hpcfl.tools.report.layouts import report_runs
 
     paths = [directories] if isinstance(directories, str | Path) else directories
     return report_runs(

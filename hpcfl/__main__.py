@@ -26,7 +26,7 @@ def _open_closed_streams() -> None:
 
 _open_closed_streams()  # before any import that opens a file
 
-from hpcfl.signals import STOP, exit_on_interrupt, latch_early  # noqa: E402
+from hpcfl.io.signals import STOP, exit_on_interrupt, latch_early  # noqa: E402
 
 exit_on_interrupt()  # before any import that takes its time
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator
 from torch import Tensor
 
-from hpcfl.paths import require_plain
+from hpcfl.io.paths import require_plain
 
 
 def absolute(path: str) -> str:

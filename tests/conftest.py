@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from hpcfl.cli.main import main
 from hpcfl.io.lock import warn_of_no_locks
-from hpcfl.signals import SAVE, STOP
+from hpcfl.io.signals import SAVE, STOP
 from tests.forked import program
 
 torch.set_num_threads(1)

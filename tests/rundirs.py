@@ -7,10 +7,10 @@ import torch
 
 from hpcfl.io import checksum
 from hpcfl.job.schema import load
-from hpcfl.job_file.yaml_file import add_checksum
+from hpcfl.runs.job_file.yaml_file import add_checksum
 from hpcfl.runs.manifest import committed, committed_folders
 from hpcfl.runs.sweep_log import log_line
-from hpcfl.setup.build import build_components
+from hpcfl.start.components.build import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
 

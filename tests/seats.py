@@ -1,6 +1,6 @@
 """Ranks as they tell where they are, made up."""
 
-from hpcfl.setup.rank_layout import RankInfo
+from hpcfl.start.rank_layout import RankInfo
 
 VERSIONS = {"hpcfl": "1", "torch": "2"}
 CODE = {"mine": "0123", "helpers": "4567"}

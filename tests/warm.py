@@ -8,9 +8,9 @@ from pathlib import Path
 import yaml
 
 import hpcfl.comm.torch_distributed  # noqa: F401  of runs on several ranks
-from hpcfl.cli.selftest import JOB
 from hpcfl.job.schema import load
-from hpcfl.runner.start import start
+from hpcfl.start.start import start
+from hpcfl.tools.selftest import JOB
 
 with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
     job = Path(name) / "job.yaml"

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from hpcfl.layout import Layout
+from hpcfl.algorithms.layout import Layout
 from hpcfl.types import Scalar, Vector
 
 

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 
 from hpcfl.algorithms.facts import Facts
 from hpcfl.algorithms.fedper import Personal
-from hpcfl.layout import Layout
+from hpcfl.algorithms.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

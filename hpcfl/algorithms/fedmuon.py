@@ -3,7 +3,7 @@
     server  x, Mbar = 0, Delta = 0            client  nothing
     send    x, Mbar, Delta
     begin   M = Mbar
-    step    d = Muon's direction, whose momentum M is updated (hpcfl/optim/muon.py)
+    step    d = Muon's direction, whose momentum M is updated (hpcfl/algorithms/optim/muon.py)
             y <- y - eta ((1 - alpha) d + alpha Delta)
     finish  delta = x - y, and M
     update  x <- x - eta_g mean(delta);  Mbar <- mean(M);  Delta <- mean(delta / (eta K_i))
@@ -24,7 +24,7 @@ from torch import zeros_like
 
 from hpcfl.algorithms.base import Algorithm, Nothing
 from hpcfl.algorithms.facts import Client, Cohort, Facts, Grad
-from hpcfl.optim.muon import Muon, State
+from hpcfl.algorithms.optim.muon import Muon, State
 from hpcfl.types import Decay, Positive, Share, Vector
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from hpcfl.algorithms.base import Message, Server, Upload
 from hpcfl.algorithms.facts import Client, Cohort, Facts, RandomInit
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.layout import Layout
+from hpcfl.algorithms.layout import Layout
 from hpcfl.types import Vector
 
 

@@ -21,8 +21,8 @@ from hpcfl.errors import INTERRUPTED, REPEAT, DiskError, DivergedError, JobError
 from hpcfl.io.atomic import write_file
 from hpcfl.io.files import parse_json, present
 from hpcfl.io.regular import read
-from hpcfl.job_file.packaged import kind_of
-from hpcfl.job_file.run_name import run_directory
+from hpcfl.runs.job_file.packaged import kind_of
+from hpcfl.runs.job_file.run_name import run_directory
 from hpcfl.runs.manifest import committed_folders
 from hpcfl.runs.names import FILE, require_kind
 from hpcfl.runs.requests import Request, is_done
@@ -243,7 +243,7 @@ def _of_job(
 
 def _of_sweep(words: Sequence[str], named: str | None, index: int | None, pack: int) -> Submission:
     """The runs of a sweep, or those of one task of an array."""
-    from hpcfl.sweep.grid import read_sweep
+    from hpcfl.tools.sweep.grid import read_sweep
 
     options = _options("sweep", words)
     if index is not None:

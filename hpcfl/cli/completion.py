@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from hpcfl.errors import JobError
 from hpcfl.io.packages import require
-from hpcfl.job_file.packaged import packaged_jobs
+from hpcfl.runs.job_file.packaged import packaged_jobs
 
 SHELLS = ("bash", "zsh")
 _JOBS = {"bash": "_hpcfl_jobs", "zsh": "_hpcfl_jobs"}

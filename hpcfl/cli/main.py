@@ -13,7 +13,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from hpcfl import signals
 from hpcfl.cli.parser import parse
 from hpcfl.errors import (
     DiskError,
@@ -27,13 +26,14 @@ from hpcfl.errors import (
     print_traceback,
     printable,
 )
+from hpcfl.io import signals
 
 if TYPE_CHECKING:
-    from hpcfl.report.choose import ChosenRuns
-    from hpcfl.report.plots import Plot
-    from hpcfl.report.rounds_to_target import Target
     from hpcfl.runs.record import RunRecord
-    from hpcfl.sweep.grid import Sweep
+    from hpcfl.tools.report.choose import ChosenRuns
+    from hpcfl.tools.report.plots import Plot
+    from hpcfl.tools.report.rounds_to_target import Target
+    from hpcfl.tools.sweep.grid import Sweep
 
 
 # Modules that need torch are imported by the commands that use them: `hpcfl --help` is instant.
@@ -177,12 +177,12 @@ def _may_print() -> bool:
 def _run(options: argparse.Namespace) -> None:
     out = options.out
     if options.continued:
-        from hpcfl.job_file.run_name import run_directory
+        from hpcfl.runs.job_file.run_name import run_directory
 
         out = out or run_directory(options.job, options.overrides)
         signals.set_resumable(out)
-    from hpcfl.runner.start import start
-    from hpcfl.setup.objects import load_job
+    from hpcfl.start.objects import load_job
+    from hpcfl.start.start import start
 
     loaded, kept_files = load_job(options.job, options.overrides, out=out)
     start(loaded, out, continued=options.continued, kept_files=kept_files)
@@ -190,7 +190,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _resume(options: argparse.Namespace) -> None:
     signals.set_resumable(options.out or options.dir)
-    from hpcfl.runner.start import resume
+    from hpcfl.start.start import resume
 
     resume(
         options.dir,
@@ -203,25 +203,25 @@ def _resume(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     if options.where:  # a script may call this before every start, so torch is not imported
-        from hpcfl.job_file.run_name import run_directory
+        from hpcfl.runs.job_file.run_name import run_directory
 
         print(run_directory(options.job, options.overrides))
         return
     if options.kind:
-        from hpcfl.job_file.packaged import kind_of
+        from hpcfl.runs.job_file.packaged import kind_of
 
         print(kind_of(options.job))
         return
-    from hpcfl.cli.check import check_job
     from hpcfl.job.schema import load
+    from hpcfl.tools.check import check_job
 
     _say(check_job(load(options.job, options.overrides), data=options.data))
 
 
 def _plan(options: argparse.Namespace) -> None:
     from hpcfl.job.schema import load
-    from hpcfl.plan.data import read_sizes
-    from hpcfl.plan.show import make_plan
+    from hpcfl.tools.plan.data import read_sizes
+    from hpcfl.tools.plan.show import make_plan
 
     first, *others = options.ranks or (None,)
     if others and options.epsilon is not None:
@@ -244,7 +244,7 @@ def _plan(options: argparse.Namespace) -> None:
 def _status(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from hpcfl.monitor.status import follow, status
+    from hpcfl.tools.status import follow, status
 
     console = Console()
     if options.follow and console.is_terminal:
@@ -254,8 +254,8 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> None:
-    from hpcfl.sweep.grid import read_grid, read_sweep
-    from hpcfl.sweep.own_files import require_folder
+    from hpcfl.tools.sweep.grid import read_grid, read_sweep
+    from hpcfl.tools.sweep.own_files import require_folder
 
     read = read_grid if options.where else read_sweep
     sweep = read(options.sweep, options.overrides)
@@ -289,25 +289,25 @@ def _require_alone(options: argparse.Namespace) -> None:
 
 
 def _write_jobs(sweep: Sweep, root: Path) -> None:
-    from hpcfl.sweep.run_sweep import write_job_files
+    from hpcfl.tools.sweep.run_sweep import write_job_files
 
     for path in write_job_files(sweep, root):
         _say_path(path)
 
 
 def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
-    from hpcfl.sweep.slurm import SlurmArray
+    from hpcfl.tools.sweep.slurm import SlurmArray
 
     array = SlurmArray(sweep, options.overrides, root, options.parallel or 1, options.sbatch or "")
     _say(array.command_line() if options.dry_run else array.submit())
 
 
 def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
-    from hpcfl.report.choose import ChosenRuns
-    from hpcfl.report.collect import collect_runs
     from hpcfl.runs.names import REPORT
-    from hpcfl.sweep.pending import pending_runs, runs_table
-    from hpcfl.sweep.run_sweep import run_sweep
+    from hpcfl.tools.report.choose import ChosenRuns
+    from hpcfl.tools.report.collect import collect_runs
+    from hpcfl.tools.sweep.pending import pending_runs, runs_table
+    from hpcfl.tools.sweep.run_sweep import run_sweep
 
     if options.sbatch:
         raise JobError("--sbatch is for --submit")
@@ -326,7 +326,7 @@ def _run_sweep(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     if options.record:
-        from hpcfl.exports.record import export_record
+        from hpcfl.tools.exports.record import export_record
 
         of_model = (options.output, options.state_dict, options.clients, options.best)
         if any(of_model) or options.client is not None:
@@ -337,7 +337,7 @@ def _export(options: argparse.Namespace) -> None:
         for line in missing:
             _say(f"not in {options.record}: {line}", file=sys.stderr)
     else:
-        from hpcfl.exports.checkpoint import export
+        from hpcfl.tools.exports.checkpoint import export
 
         with warnings.catch_warnings(record=True) as caught:
             paths = export(
@@ -356,13 +356,13 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from hpcfl.job_file.run_name import RUNS
-    from hpcfl.report.choose import ChosenRuns, choose_settings
-    from hpcfl.report.collect import collect_runs
-    from hpcfl.report.plots import Plot
-    from hpcfl.report.rounds_to_target import Target
+    from hpcfl.runs.job_file.run_name import RUNS
     from hpcfl.runs.names import REPORT
     from hpcfl.runs.sweep_log import require_own_plot
+    from hpcfl.tools.report.choose import ChosenRuns, choose_settings
+    from hpcfl.tools.report.collect import collect_runs
+    from hpcfl.tools.report.plots import Plot
+    from hpcfl.tools.report.rounds_to_target import Target
 
     targets = Target.from_options(options.target, options.target_accuracy)
     collected = collect_runs(options.dirs)
@@ -380,7 +380,7 @@ def _report(options: argparse.Namespace) -> None:
     plot = Plot(chosen.runs, files, options.y, options.x, chosen.note) if files else None
     written = None
     if options.write_sweep is not None:
-        from hpcfl.sweep.final_sweep import write_final_sweep
+        from hpcfl.tools.sweep.final_sweep import write_final_sweep
 
         written = write_final_sweep(chosen, options.write_sweep)
     print(table, end="")
@@ -394,8 +394,8 @@ def _report(options: argparse.Namespace) -> None:
 
 def _table(chosen: ChosenRuns, layout: str, form: str, targets: Sequence[Target] = ()) -> str:
     """Runs as a table; all of it is printable but the escape codes of bold cells."""
-    from hpcfl import report
-    from hpcfl.report.layouts import arranged
+    from hpcfl.tools import report
+    from hpcfl.tools.report.layouts import arranged
 
     made = arranged(chosen, layout, targets)
     if form == "table":
@@ -406,8 +406,8 @@ def _table(chosen: ChosenRuns, layout: str, form: str, targets: Sequence[Target]
 
 def _draw_report(runs: Sequence[RunRecord], path: Path) -> None:
     """Draw the plot of a finished sweep; a line says why, if that is not possible."""
-    from hpcfl.report.plots import Plot
     from hpcfl.runs.sweep_log import require_own_plot
+    from hpcfl.tools.report.plots import Plot
 
     if path.parent.exists() and not os.access(path.parent, os.W_OK):  # an archive
         _say(f"no plot: {path.parent} cannot be written", file=sys.stderr)
@@ -428,8 +428,8 @@ def _draw(plot: Plot, files: Sequence[Path]) -> None:
 
 
 def _data_show(options: argparse.Namespace) -> None:
-    from hpcfl.cli.check import show_partition
     from hpcfl.job.schema import load
+    from hpcfl.tools.check import show_partition
 
     _say(show_partition(load(options.job, options.overrides), options.plot))
     if options.plot:
@@ -437,14 +437,13 @@ def _data_show(options: argparse.Namespace) -> None:
 
 
 def _data_export_split(options: argparse.Namespace) -> None:
-    from hpcfl.exports.split import export_split
     from hpcfl.job.schema import load
+    from hpcfl.tools.exports.split import export_split
 
     _say(export_split(load(options.job, options.overrides), options.output))
 
 
 def _data_prepare(options: argparse.Namespace) -> None:
-    from hpcfl.data.base import sizes_text
     from hpcfl.io.lock import preparing
     from hpcfl.io.progress import track
     from hpcfl.job.schema import data_section
@@ -452,7 +451,7 @@ def _data_prepare(options: argparse.Namespace) -> None:
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared
     with nullcontext() if root is None else preparing(Path(root), options.kind):
-        _say(f"ready: {config.prepare(track)}: {sizes_text(config.load(0))}")
+        _say(f"ready: {config.prepare(track)}: {config.load(0).sizes_text}")
 
 
 def _batch_begin(options: argparse.Namespace) -> None:
@@ -469,7 +468,7 @@ def _batch_end(options: argparse.Namespace) -> None:
 
 
 def _cite(options: argparse.Namespace) -> None:
-    from hpcfl.cli.cite import cite
+    from hpcfl.tools.cite import cite
 
     _say(cite(options.source))
 
@@ -481,25 +480,25 @@ def _list(options: argparse.Namespace) -> None:
         _say(json.dumps(job_schema(), indent=2))
         return
     if options.what == "algorithms":
-        from hpcfl.cli.list_algorithms import algorithms_table, table_width
         from hpcfl.io.table import render_tables
+        from hpcfl.tools.list_algorithms import algorithms_table, table_width
 
         _say(render_tables(algorithms_table(), width=table_width()))
         return
-    from hpcfl.cli.listing import listing
+    from hpcfl.tools.listing import listing
 
     _say(listing(options.what))
 
 
 def _init(options: argparse.Namespace) -> None:
-    from hpcfl.cli.init import init
+    from hpcfl.tools.init import init
 
     for path in init(options.dir):
         _say_path(path)
 
 
 def _selftest(options: argparse.Namespace) -> None:
-    from hpcfl.cli.selftest import selftest
+    from hpcfl.tools.selftest import selftest
 
     tally = selftest(options.dir, options.kills, options.ranks, options.seed)
     _say(tally)

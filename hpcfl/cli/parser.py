@@ -7,10 +7,10 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from hpcfl import __version__
 from hpcfl.cli.completion import SHELLS, PrintCompletion
-from hpcfl.job_file.resume_rules import MUTABLE
-from hpcfl.paths import require_plain
+from hpcfl.io.paths import require_plain
+from hpcfl.io.version import __version__
+from hpcfl.runs.job_file.resume_rules import MUTABLE
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -24,7 +24,7 @@ from hpcfl.errors import (
     one_line,
     print_traceback,
 )
-from hpcfl.signals import interrupt_exit_code
+from hpcfl.io.signals import interrupt_exit_code
 
 _Value = TypeVar("_Value")
 
@@ -85,9 +85,9 @@ def group(comm: Comm) -> Iterator[Comm]:
 
     An error that every rank raises passes through.  An error of this rank alone is printed, and
     ``Comm.abort`` ends the ranks with exit code 1, or 74 where the disk failed.  Ctrl-C ends every
-    rank without a message, see ``hpcfl.signals.interrupt_exit_code``.  On a single rank errors pass
-    unchanged.  A rank that is killed or hangs is noticed elsewhere: by the launcher, by a broken
-    connection, or by ``hpcfl.comm.watchdog``.
+    rank without a message, see ``hpcfl.io.signals.interrupt_exit_code``.  On a single rank errors
+    pass unchanged.  A rank that is killed or hangs is noticed elsewhere: by the launcher, by a
+    broken connection, or by ``hpcfl.comm.watchdog``.
     """
     try:
         yield comm

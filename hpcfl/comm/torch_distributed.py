@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.comm.base import LastWord, P2PMessage
-from hpcfl.comm.heartbeat import LOST_CODE
 from hpcfl.comm.in_time import LAST_S, in_time
 from hpcfl.comm.launcher import Launch
 from hpcfl.comm.meeting import TIMEOUT_FACTOR, meet
 from hpcfl.comm.rendezvous import INTERFACE, POLL_S
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import JobError, RankError
+from hpcfl.io.heartbeat import LOST_CODE
 
 ABORTED = "aborted"  # the key of the word of the rank that has left by ``abort``
 FIRST_PAUSE_S = 1e-3  # before the second look for ranks that have not come

@@ -24,16 +24,16 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
-from hpcfl.comm.heartbeat import (
+from hpcfl.comm.in_time import LAST_S, in_time
+from hpcfl.comm.solo import end_process
+from hpcfl.errors import one_line
+from hpcfl.io.heartbeat import (
     LOST_CODE,
     Heartbeat,
     Heartbeats,
     RankProgress,
     round_and_phase,
 )
-from hpcfl.comm.in_time import LAST_S, in_time
-from hpcfl.comm.solo import end_process
-from hpcfl.errors import one_line
 
 PERIOD_S = 5.0  # between two heartbeats, at most ...
 PERIODS_PER_TIMEOUT = 12  # at least

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hpcfl.comm.base import Group, P2PMessage
 from hpcfl.comm.failure import raise_collectively
-from hpcfl.comm.heartbeat import Heartbeats
 from hpcfl.comm.watchdog import Watchdog
 from hpcfl.errors import RankError
+from hpcfl.io.heartbeat import Heartbeats
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -110,13 +110,13 @@ class Dataset:
         loss = float(labels.square().sum() / (2 * len(labels)))
         return loss if 0 < loss < math.inf else None
 
-
-def sizes_text(data: Dataset) -> str:
-    """The size of a data set: "100 clients, 50000 training and 10000 test examples, 10 classes"."""
-    clients = "" if data.natural is None else f"{len(data.natural)} clients, "
-    tested = "" if data.test is None else f" and {len(data.test.labels)} test"
-    classes = "" if data.classes is None else f", {data.classes} classes"
-    return f"{clients}{len(data.train.labels)} training{tested} examples{classes}"
+    @property
+    def sizes_text(self) -> str:
+        """Its size: "100 clients, 50000 training and 10000 test examples, 10 classes"."""
+        clients = "" if self.natural is None else f"{len(self.natural)} clients, "
+        tested = "" if self.test is None else f" and {len(self.test.labels)} test"
+        classes = "" if self.classes is None else f", {self.classes} classes"
+        return f"{clients}{len(self.train.labels)} training{tested} examples{classes}"
 
 
 @dataclass(frozen=True, kw_only=True)

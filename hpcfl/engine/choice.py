@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfl.cohort.participation import Participation
+from hpcfl.clients.participation import Participation
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.run import Choice, Run
 from hpcfl.engine.statistics import at_statistics, statistics_in
@@ -35,10 +35,7 @@ def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> Par
     run.timer.mark("sample")
     point = at_statistics(server.x, statistics_in(server))
     own = np.flatnonzero(choice.owned[candidates])
-    sums = choice.meter.of_clients(
-        candidates[own].tolist(), lambda _: point, run.training.clients.training, metrics=False
-    )
-    found = [of_one["loss"] / max(of_one["examples"], 1.0) for of_one in sums.values()]
+    found = choice.losses(candidates[own].tolist(), point)
     losses = np.full(len(candidates), -_LARGEST)
     losses[own] = [loss if isfinite(loss) else _LARGEST for loss in found]
     losses = run.comm.allreduce_max(losses)

@@ -34,13 +34,13 @@ import torch
 from torch.linalg import vector_norm
 
 from hpcfl.algorithms.facts import Cohort
+from hpcfl.clients.task import ClientResult, ClientTask
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.dry_round import FullGradient
 from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.local.executor import Executor
-from hpcfl.local.task import ClientResult, ClientTask
 from hpcfl.types import Count, Record, Section, Vector
 
 

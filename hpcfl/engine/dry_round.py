@@ -12,6 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.facts import Client, Cohort
+from hpcfl.algorithms.layout import stand_in
+from hpcfl.algorithms.optim import Descent, Sgd
+from hpcfl.clients.error_context import client_errors
+from hpcfl.clients.task import ClientResult, ClientTask
 from hpcfl.engine.hook_rules import CheckedAlgorithm, broken, known_to_server, require_form
 from hpcfl.engine.trial import (
     Member,
@@ -24,10 +28,6 @@ from hpcfl.engine.trial import (
     with_facts,
 )
 from hpcfl.errors import BrokenRuleError
-from hpcfl.layout import stand_in
-from hpcfl.local.error_context import client_errors
-from hpcfl.local.task import ClientResult, ClientTask
-from hpcfl.optim import Descent, Sgd
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 

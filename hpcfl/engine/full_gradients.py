@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.algorithms.facts import Cohort
+from hpcfl.clients.task import ClientTask
 from hpcfl.engine.dry_round import FullGradient, nbytes
 from hpcfl.engine.requests import RoundRequests
 from hpcfl.engine.run import Run
 from hpcfl.engine.statistics import at_statistics, statistics_in
-from hpcfl.local.task import ClientTask
 from hpcfl.types import Record, Vector
 
 LocalValues = Callable[[], NDArray[np.float64]]

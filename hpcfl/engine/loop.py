@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from hpcfl.algorithms.facts import Cohort
-from hpcfl.cohort.assignment import NOBODY, Assignment
-from hpcfl.cohort.participation import Participation
+from hpcfl.clients.assignment import NOBODY, Assignment
+from hpcfl.clients.draws import drawn
+from hpcfl.clients.error_context import round_errors
+from hpcfl.clients.participation import Participation
 from hpcfl.engine.choice import choose
 from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
 from hpcfl.engine.hook_rules import require_form
@@ -17,10 +19,8 @@ from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
 from hpcfl.engine.statistics import evaluated_point
 from hpcfl.errors import DivergedError
-from hpcfl.local.draws import drawn
-from hpcfl.local.error_context import round_errors
+from hpcfl.io.signals import stopped
 from hpcfl.runs.score_names import OF_SERVER
-from hpcfl.signals import stopped
 from hpcfl.types import Record
 
 

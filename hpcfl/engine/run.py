@@ -11,19 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.cohort.assignment import Assignment
-from hpcfl.cohort.participation import Participation
+from hpcfl.clients.assignment import Assignment
+from hpcfl.clients.client_pool import ClientPool
+from hpcfl.clients.client_states import ClientStates
+from hpcfl.clients.participation import Participation
+from hpcfl.clients.remote_states import RemoteClientStates
 from hpcfl.comm.base import Comm
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.diagnostics import Observer
 from hpcfl.engine.dry_round import RoundSchema
 from hpcfl.engine.timing import RoundTimer, SimulatedClock
-from hpcfl.evaluation.measure import Meter
-from hpcfl.local.client_pool import ClientPool
-from hpcfl.local.client_states import ClientStates
+from hpcfl.io.signals import Signals
 from hpcfl.local.executor import Executor
-from hpcfl.local.remote_states import RemoteClientStates
-from hpcfl.signals import Signals
 from hpcfl.types import IntArray, Record, Vector
 
 
@@ -102,7 +101,9 @@ class Choice:
     """From a round to the clients that send their loss."""
     owned: NDArray[np.bool_]
     """[N], the clients whose loss this rank computes."""
-    meter: Meter
+    losses: Callable[[Sequence[int], Vector], Sequence[float]]
+    """From clients and a model, with its running statistics, to the mean loss over all training
+    examples of each."""
     choose: Callable[[int, IntArray, NDArray[np.float64]], Participation]
     """From a round, its candidates and their losses to who takes part."""
     assignment: Callable[[int, Participation], Assignment]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpcfl.cohort.participation import Wait
+from hpcfl.clients.participation import Wait
 from hpcfl.io.memory import resident_memory
 from hpcfl.runs.log_keys import MEMORY, PHASES, SIMULATED
 from hpcfl.types import Record

@@ -14,6 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.facts import Client, Cohort, Facts, Forward, LossTerms
+from hpcfl.algorithms.optim import Descent
+from hpcfl.clients.draws import drawn
+from hpcfl.clients.task import ClientResult, ClientTask
 from hpcfl.engine.hook_rules import (
     CheckedAlgorithm,
     broken,
@@ -22,11 +25,8 @@ from hpcfl.engine.hook_rules import (
     require_same_form,
 )
 from hpcfl.errors import ClientError
-from hpcfl.local.draws import drawn
 from hpcfl.local.gradient import check_terms
 from hpcfl.local.sequential import Sequential
-from hpcfl.local.task import ClientResult, ClientTask
-from hpcfl.optim import Descent
 from hpcfl.types import Batch, Vector
 
 SMALL = 1000  # parameters of the model that stands in where there is no data

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpcfl.clients.client_pool import ClientPool
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.evaluation.client_rows import ClientRows
 from hpcfl.evaluation.measure import Meter, rounded_sum
 from hpcfl.evaluation.user_metrics import Score, agree
-from hpcfl.local.client_pool import ClientPool
 from hpcfl.types import Vector
 
 _MODELS = {"client": "global", "local_model": "local", "personal": "personal"}

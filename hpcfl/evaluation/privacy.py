@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.dpfedavg import DPFedAvg
-from hpcfl.cohort.sampling import Bernoulli, CohortConfig, Uniform
+from hpcfl.clients.sampling import Bernoulli, CohortConfig, Uniform
 from hpcfl.errors import JobError
 from hpcfl.io.packages import installed
 

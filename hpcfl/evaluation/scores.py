@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from hpcfl.clients.evaluation_set import EvaluationSet
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.data.base import Dataset
@@ -11,7 +12,6 @@ from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.measure import Meter, sum_names
 from hpcfl.evaluation.metrics import names
 from hpcfl.evaluation.user_metrics import agree, load_metrics
-from hpcfl.local.evaluation_set import EvaluationSet
 from hpcfl.local.gradient import Gradient
 from hpcfl.runs.client_table import ClientRow
 from hpcfl.types import Vector

@@ -8,7 +8,7 @@ from hpcfl.engine.callbacks import HOOKS, Callback, advice, undisturbed
 from hpcfl.errors import JobError, as_job_error, defined, described
 from hpcfl.io.packages import installed, refuse_shadow
 from hpcfl.job.registry import check_arguments, check_names, import_dotted
-from hpcfl.job_file.words import shown, suggestion
+from hpcfl.runs.job_file.words import shown, suggestion
 from hpcfl.seeds import key
 from hpcfl.types import DottedPath
 from hpcfl.user_code.accepts import Accepts
@@ -16,9 +16,9 @@ from hpcfl.user_code.names import short_name
 
 _UNMADE = "cannot be made"
 _OF_HPCFL = {
-    "tensorboard": ("hpcfl.callbacks.tensorboard.TensorBoard", "tensorboard"),
-    "wandb": ("hpcfl.callbacks.wandb.Wandb", "wandb"),
-    "mlflow": ("hpcfl.callbacks.mlflow.Mlflow", "mlflow-skinny"),
+    "tensorboard": ("hpcfl.tools.callbacks.tensorboard.TensorBoard", "tensorboard"),
+    "wandb": ("hpcfl.tools.callbacks.wandb.Wandb", "wandb"),
+    "mlflow": ("hpcfl.tools.callbacks.mlflow.Mlflow", "mlflow-skinny"),
 }
 """The class of each short name, and the package to install; it is imported by the short name."""
 CALLBACK = Accepts(expected="a class derived from hpcfl.Callback", base=Callback)

@@ -19,7 +19,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import to_jsonable_python
 from pydantic_core.core_schema import DataclassSchema
 
-from hpcfl.job_file.settings import written
+from hpcfl.runs.job_file.settings import written
 
 _ABSENT = object()  # the default of a field that is required
 REQUIRED = "required"

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from hpcfl.algorithms.optim import OPTIMIZERS
 from hpcfl.job.description import DescribedSchema
 from hpcfl.job.registry import REGISTRIES, Registry
 from hpcfl.job.schema import Job
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.training_loss import TRAINING_LOSSES
-from hpcfl.optim import OPTIMIZERS
 from hpcfl.user_code.named_section import OWN
 
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the one that most editors know

@@ -8,9 +8,9 @@ from typing import Any, get_args, get_type_hints
 from pydantic_core import ErrorDetails
 
 from hpcfl.job.registry import REGISTRIES
-from hpcfl.job_file.words import SECTION, shown, suggestion
-from hpcfl.job_file.yaml_file import JobFile, Key, Tree
 from hpcfl.models.module import Module
+from hpcfl.runs.job_file.words import SECTION, shown, suggestion
+from hpcfl.runs.job_file.yaml_file import JobFile, Key, Tree
 from hpcfl.user_code.names import short_name
 
 _MANY = 3  # names in a hint

@@ -16,11 +16,11 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import HpcflError, JobError, described, traceback_hint, user_code_location
-from hpcfl.job_file.words import shown, suggestion
-from hpcfl.job_file.yaml_file import JobFile
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import MAKER
+from hpcfl.runs.job_file.words import shown, suggestion
+from hpcfl.runs.job_file.yaml_file import JobFile
 from hpcfl.user_code.accepts import Accepts, NotAcceptedError
 from hpcfl.user_code.find_object import find_object, import_advice
 from hpcfl.user_code.names import is_in_file, require_kept

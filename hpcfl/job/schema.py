@@ -17,7 +17,12 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.algorithms.facts import Facts
-from hpcfl.cohort.sampling import CohortConfig
+from hpcfl.algorithms.layout import Layout
+from hpcfl.algorithms.optim import Optimizer, Own
+from hpcfl.algorithms.optim.own import OPTIMIZER
+from hpcfl.clients.devices import Devices
+from hpcfl.clients.sampling import CohortConfig
+from hpcfl.clients.section import Local
 from hpcfl.data.base import DataConfig
 from hpcfl.engine.diagnostics import Diagnostics
 from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
@@ -27,11 +32,13 @@ from hpcfl.job.callbacks import CallbackEntry, check_callbacks
 from hpcfl.job.messages import validation_message
 from hpcfl.job.registry import REGISTRIES, check_arguments, import_dotted
 from hpcfl.job.tasks import TASKS
-from hpcfl.job_file.packaged import find_job
-from hpcfl.job_file.record import is_record, read_record
-from hpcfl.job_file.run_name import run_name
-from hpcfl.job_file.words import SECTION, shown, suggestion
-from hpcfl.job_file.yaml_file import (
+from hpcfl.models.base import ModelConfig
+from hpcfl.models.training_loss import LOSS, LossConfig, OwnLoss, TrainingLoss
+from hpcfl.runs.job_file.packaged import find_job
+from hpcfl.runs.job_file.record import is_record, read_record
+from hpcfl.runs.job_file.run_name import run_name
+from hpcfl.runs.job_file.words import SECTION, shown, suggestion
+from hpcfl.runs.job_file.yaml_file import (
     JobFile,
     Key,
     Tree,
@@ -42,13 +49,6 @@ from hpcfl.job_file.yaml_file import (
     read,
     tuples,
 )
-from hpcfl.layout import Layout
-from hpcfl.local.devices import Devices
-from hpcfl.local.section import Local
-from hpcfl.models.base import ModelConfig
-from hpcfl.models.training_loss import LOSS, LossConfig, OwnLoss, TrainingLoss
-from hpcfl.optim import Optimizer, Own
-from hpcfl.optim.own import OPTIMIZER
 from hpcfl.types import Count, NonNegative, PathText, Positive, Section, Seed
 from hpcfl.user_code.names import short_name
 
@@ -207,7 +207,7 @@ class LoadedJob:
     names: Mapping[str, str]
     """Of its data, model and algorithm, by section: built in, or dotted paths."""
     name: str
-    """Of the run, by the job's file and the overrides: ``hpcfl.job_file.run_name``."""
+    """Of the run, by the job's file and the overrides: ``hpcfl.runs.job_file.run_name``."""
     notes: tuple[str, ...] = ()
     """Lines for the user about Python objects that the run keeps."""
 

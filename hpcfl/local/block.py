@@ -17,16 +17,16 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from hpcfl.algorithms.facts import Client
+from hpcfl.clients.client_pool import ClientPool
+from hpcfl.clients.padded_batches import PaddedBatch, PaddedBatches
+from hpcfl.clients.task import ClientResult, ClientTask, ClientTensors, tensors_of
 from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.block_gradients import BlockGradients
-from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.cuda_graph import CudaGraphStep
 from hpcfl.local.executor import Executor
 from hpcfl.local.grad import StepGrad
 from hpcfl.local.layers import PAD_MULTIPLE, VmapReductions, stacked
-from hpcfl.local.padded_batches import PaddedBatch, PaddedBatches
 from hpcfl.local.step import Carry, local_step
-from hpcfl.local.task import ClientResult, ClientTask, ClientTensors, tensors_of
 from hpcfl.types import Vector
 
 # Of [K, ...] each: what the clients carry, the clients, and their batches; to the new carry and the

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hpcfl.algorithms.facts import Forward, LossTerms
+from hpcfl.clients.padded_batches import PaddedBatch
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.grad import BatchFunction
 from hpcfl.local.gradient import as_forward, check_terms, clipped
 from hpcfl.local.layers import Convolutions, PaddedLayers, VmapLayers
-from hpcfl.local.padded_batches import PaddedBatch
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
 from hpcfl.models.flat_vector import last_dense, layout_of

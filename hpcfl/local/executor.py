@@ -8,12 +8,12 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.facts import Client
-from hpcfl.local.draws import drawn
-from hpcfl.local.error_context import client_errors
+from hpcfl.algorithms.optim import Descent
+from hpcfl.clients.draws import drawn
+from hpcfl.clients.error_context import client_errors
+from hpcfl.clients.task import ClientResult, ClientTask
 from hpcfl.local.gradient import Gradient
 from hpcfl.local.step import Carry
-from hpcfl.local.task import ClientResult, ClientTask
-from hpcfl.optim import Descent
 from hpcfl.types import Vector
 
 MAX_BLOCK_SIZE = 32  # clients in a block where the job gives no block_size

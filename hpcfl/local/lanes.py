@@ -21,17 +21,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpcfl.algorithms.facts import Client
+from hpcfl.clients.client_pool import ClientPool
+from hpcfl.clients.error_context import client_errors
+from hpcfl.clients.padded_batches import PaddedBatch, PaddedBatches
+from hpcfl.clients.task import ClientTask, ClientTensors, tensors_of
 from hpcfl.local.block_gradients import BlockGradients
-from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.cuda_graph import capture
-from hpcfl.local.error_context import client_errors
 from hpcfl.local.executor import ClientByClient, Executor
 from hpcfl.local.grad import StepGrad
 from hpcfl.local.gradient import default_generators, unchanged
 from hpcfl.local.layers import PAD_MULTIPLE, LaneLayers, PaddedLayers
-from hpcfl.local.padded_batches import PaddedBatch, PaddedBatches
 from hpcfl.local.step import Carry, local_step
-from hpcfl.local.task import ClientTask, ClientTensors, tensors_of
 from hpcfl.types import Batch, Vector
 
 Slot = tuple[Carry, ClientTensors]  # what a client carries, and what it has

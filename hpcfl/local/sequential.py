@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.local.error_context import client_errors
+from hpcfl.algorithms.optim import Descent, Sgd
+from hpcfl.clients.error_context import client_errors
+from hpcfl.clients.task import ClientTask, number
 from hpcfl.local.executor import ClientByClient
 from hpcfl.local.grad import StepGrad
 from hpcfl.local.gradient import Gradient
 from hpcfl.local.step import Carry, local_step
-from hpcfl.local.task import ClientTask, number
-from hpcfl.optim import Descent, Sgd
 
 _STEP_HOOKS = ("points", "direction", "step_scale")
 

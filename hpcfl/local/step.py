@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.facts import Client, Grad
-from hpcfl.optim import Descent
+from hpcfl.algorithms.optim import Descent
 from hpcfl.types import Vector
 
 

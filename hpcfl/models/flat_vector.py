@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hpcfl.layout import Layout
+from hpcfl.algorithms.layout import Layout
 from hpcfl.models.normalization import LAYERS
 from hpcfl.types import Vector
 

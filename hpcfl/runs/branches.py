@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Self
 from hpcfl.errors import StoreError
 from hpcfl.io import checksum
 from hpcfl.io.files import parse_json, read_bytes
-from hpcfl.job_file.resume_rules import immutable_changes
-from hpcfl.job_file.settings import Settings, written
+from hpcfl.runs.job_file.resume_rules import immutable_changes
+from hpcfl.runs.job_file.settings import Settings, written
 
 
 class Branch(NamedTuple):

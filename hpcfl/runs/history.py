@@ -159,7 +159,7 @@ def recorded_code(history: Sequence[Mapping[str, Any]], done: int) -> tuple[Mapp
     """The digests of the user's modules, of each start that computed rounds up to ``done``.
 
     Starts whose rounds a later one computed again are left out, and those that found nothing to do.
-    ``hpcfl.setup.code_digests`` makes the digests.
+    ``hpcfl.start.code_digests`` makes the digests.
     """
     starts: list[Mapping[str, Any]] = []
     for entry in history:

@@ -7,19 +7,19 @@ history.jsonl   an object for each start of the run: time, first round, ranks, v
 log.jsonl       an object for each round; in both files every line ends with its checksum
 clients.csv     with evaluate.clients: table, the scores of each client (hpcfl.runs.client_table)
 events/         the log for TensorBoard, with callbacks: [tensorboard]
-wandb.json      with callbacks: [wandb], the run's id there (hpcfl.callbacks.tracker), and likewise
-                mlflow.json; wandb/ and mlruns/ are wandb's and MLflow's own
+wandb.json      with callbacks: [wandb], the run's id there, and likewise mlflow.json
+                (hpcfl.tools.callbacks.tracker); wandb/ and mlruns/ are wandb's and MLflow's own
 initial.npy     the initial model (hpcfl.checkpoint.initial); every checkpoint's manifest has its
                 checksum
 function.json   names and shapes of the model's parameters, and what it makes of a few examples
-                (hpcfl.setup.model_function); every manifest has its checksum, too
+                (hpcfl.start.components.model_function); every manifest has its checksum, too
 branches.json   of a branch: its parents, rounds and changed settings (hpcfl.runs.branches);
                 every manifest has its checksum, too
 buffers.safetensors  the model's buffers, if it has any (hpcfl.checkpoint.buffers)
-kept/           the examples, models and classes that hpcfl.run was given (hpcfl.setup.objects)
+kept/           the examples, models and classes that hpcfl.run was given (hpcfl.start.objects)
 checkpoints/    hpcfl.runs.manifest and hpcfl.checkpoint.format; the best model is in them
 stores/         segments of client states (hpcfl.store)
-ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.comm.heartbeat)
+ranks/SESSION/  the heartbeats of a running session's ranks (hpcfl.io.heartbeat)
 lock            locked while a run uses the directory
 
 A start follows no symbolic link below the directory (``hpcfl.runs.names``), and deletes nothing
@@ -37,16 +37,16 @@ from pathlib import Path
 from typing import Any, Self
 from zlib import crc32
 
-from hpcfl.comm.heartbeat import are_written
 from hpcfl.errors import REPEAT, JobError, StoreError, file_error
 from hpcfl.io import checksum, regular
 from hpcfl.io.atomic import PART, make_folder, write_file
 from hpcfl.io.files import parse_json, present, read_bytes, readable
+from hpcfl.io.heartbeat import are_written
 from hpcfl.io.live_files import HeldPath, check_in_place
 from hpcfl.io.lock import lock, lock_now, warn_of_no_locks
-from hpcfl.job_file.resume_rules import immutable_changes, job_fingerprint
-from hpcfl.job_file.settings import changed, flatten
-from hpcfl.job_file.yaml_file import (
+from hpcfl.runs.job_file.resume_rules import immutable_changes, job_fingerprint
+from hpcfl.runs.job_file.settings import changed, flatten
+from hpcfl.runs.job_file.yaml_file import (
     LARGEST_FILE,
     JobFile,
     parse_resolved,

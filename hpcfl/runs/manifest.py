@@ -6,10 +6,10 @@ commits the checkpoint: a folder without one does not count, and is deleted.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from hpcfl.errors import DiskError, JobError, StoreError
@@ -28,6 +28,7 @@ BEST = "best.safetensors"
 INITIAL = "initial.npy"
 FUNCTION = "function.json"
 BRANCHES = "branches.json"
+T = TypeVar("T")
 _SHARED = "shared"  # as hpcfl.store.row_table has it, whose import takes that of torch
 _NAMES = "|".join(map(re.escape, (MANIFEST, SERVER, BEST)))
 _OWN = re.compile(rf"({_NAMES}|rows-\d+\.npz)({re.escape(PART)})?")
@@ -53,7 +54,7 @@ class Checkpoint(NamedTuple):
     """The crc32 of files of the run directory that no round changes, by name."""
     ended: Mapping[str, str] = {}
     """Of a run that ended before its last round: the ``reason``, and ``by``, a digest of the
-    settings by which it ended (``hpcfl.job_file.resume_rules.ending_fingerprint``)."""
+    settings by which it ended (``hpcfl.runs.job_file.resume_rules.ending_fingerprint``)."""
     table_lines: int | None = None
     """The lines of clients.csv at that round; None: an earlier version wrote the checkpoint."""
 
@@ -388,3 +389,23 @@ def _digests(inputs: dict[str, str]) -> dict[str, str]:
         if not isinstance(digest, str):
             raise TypeError(f"{name!r}: {digest!r} is no digest")
     return inputs
+
+
+def read_newest(root: Path, read: Callable[[Checkpoint], T], round: int | None = None) -> T:
+    """What ``read`` finds in the newest checkpoint under ``root``, or in that of a round.
+
+    If a live run deletes the checkpoint meanwhile, its newest one is read instead.
+
+    Raises:
+        StoreError: there is no checkpoint, or it is damaged.
+        JobError: there is none of the round.
+    """
+    while True:
+        before = set(committed_folders(root))
+        try:
+            return read(find(root, rounds(root, round)[-1]))
+        except (StoreError, DiskError):  # NFS reports a deleted file as a disk error
+            if before <= set(
+                committed_folders(root)
+            ):  # no checkpoint was deleted: this one is damaged
+                raise

@@ -11,8 +11,6 @@ from typing import Any, get_args
 
 from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import present
-from hpcfl.job_file.settings import BRANCH, Settings, flatten
-from hpcfl.job_file.yaml_file import plain, relative_to_run
 from hpcfl.runs.branches import Branch, read_branches
 from hpcfl.runs.divergence import find_divergence
 from hpcfl.runs.history import (
@@ -25,6 +23,8 @@ from hpcfl.runs.history import (
     recorded_own_models,
     state_of,
 )
+from hpcfl.runs.job_file.settings import BRANCH, Settings, flatten
+from hpcfl.runs.job_file.yaml_file import plain, relative_to_run
 from hpcfl.runs.layout import RunDir, last_start
 from hpcfl.runs.log import LogReader, require_log_prefix
 from hpcfl.runs.log_keys import SIMULATED

@@ -18,8 +18,8 @@ from hpcfl.io.atomic import write_errors
 from hpcfl.io.files import READABLE, present, read_bytes, readable
 from hpcfl.io.lock import lock
 from hpcfl.io.progress import until_unread
+from hpcfl.io.version import __version__
 from hpcfl.runs.names import FILE, SWEEP_LOG, require_kind
-from hpcfl.version import __version__
 
 _TIME = "%Y-%m-%d %H:%M:%S"
 _BEGUN = "begun    sweep: by hpcfl "

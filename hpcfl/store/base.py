@@ -1,8 +1,8 @@
 """The interface of a store of client states.
 
-``hpcfl.setup.client_store`` makes the store that a job asks for.  ``hpcfl.local.client_states``
-loads and saves states through it in every round, and ``hpcfl.checkpoint.writer`` calls it for
-checkpoints.
+``hpcfl.start.components.client_store`` makes the store that a job asks for.
+``hpcfl.clients.client_states`` loads and saves states through it in every round, and
+``hpcfl.checkpoint.writer`` calls it for checkpoints.
 """
 
 from abc import ABC, abstractmethod

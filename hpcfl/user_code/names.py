@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 KEPT = "kept"
-"""The folder of a run directory with what no job file can hold: hpcfl.setup.objects."""
+"""The folder of a run directory with what no job file can hold: hpcfl.start.objects."""
 OBJECTS = ".pkl"
 """The ending of a file with objects, and with classes and functions of ``__main__``."""
 _MARKS = (f"{OBJECTS}:", ".py:")

@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from hpcfl.signals import SAVE, STOP
+from hpcfl.io.signals import SAVE, STOP
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hpcfl.algorithms.facts import Cohort, Facts
-from hpcfl.layout import stand_in
+from hpcfl.algorithms.layout import stand_in
 
 COHORT = Cohort(round=0, size=2, population=4, lr=0.1, grads=())  # of no round in particular
 

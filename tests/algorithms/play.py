@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpcfl.job.schema import LoadedJob, load
-from hpcfl.runner.start import Result, start
 from hpcfl.runs.manifest import committed
-from hpcfl.setup.build import build_components
-from hpcfl.setup.components import Components
+from hpcfl.start.components.build import build_components
+from hpcfl.start.components.components import Components
+from hpcfl.start.start import Result, start
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 

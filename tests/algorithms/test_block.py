@@ -18,8 +18,8 @@ from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.runs.layout import RunDir
-from hpcfl.setup import choose_executor
-from hpcfl.setup.executors import make_executor
+from hpcfl.start.components import choose_executor
+from hpcfl.start.components.executors import make_executor
 from tests.algorithms.facts import COHORT
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, SAMPLE
 from tests.algorithms.play import Problem, parts, play, read, softmax_problem, tree

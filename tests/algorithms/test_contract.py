@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 import hpcfl.algorithms
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.facts import Client, Cohort
+from hpcfl.clients.draws import drawn
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.trial import StandIn, made_up_counts
 from hpcfl.job.schema import REGISTRIES
-from hpcfl.local.draws import drawn
 from hpcfl.local.grad import StepGrad
 from hpcfl.types import Batch
 from tests.algorithms.facts import facts
@@ -28,9 +28,14 @@ from tests.algorithms.trace import trace
 from tests.long_form import long_form
 
 FILES = sorted(Path(hpcfl.algorithms.__file__).parent.glob("*.py"))
-METHODS = [path for path in FILES if path.stem not in ("__init__", "base", "facts")]
+METHODS = [path for path in FILES if path.stem not in ("__init__", "base", "facts", "layout")]
 MACHINE = {"rank", "ranks", "device", "devices", "row", "rows", "path", "paths", "cuda", "mpi"}
-LOWER = ("hpcfl.algorithms", "hpcfl.layout", "hpcfl.optim", "hpcfl.types")  # modules
+LOWER = (
+    "hpcfl.algorithms",
+    "hpcfl.algorithms.layout",
+    "hpcfl.algorithms.optim",
+    "hpcfl.types",
+)  # modules
 P = 7
 
 

@@ -8,9 +8,9 @@ import torch
 
 from hpcfl.algorithms.facts import Draws
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.clients.draws import drawn
 from hpcfl.errors import BrokenRuleError
-from hpcfl.local.draws import drawn
-from hpcfl.runner.start import resume
+from hpcfl.start.start import resume
 from tests.algorithms.play import kept, parts, play, servers, softmax_problem, tree
 from tests.algorithms.trace import trace
 

@@ -11,7 +11,7 @@ import hpcfl
 from hpcfl.algorithms.base import Message, Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.engine.statistics import split
-from hpcfl.setup.executors import make_executor
+from hpcfl.start.components.executors import make_executor
 from tests.algorithms.facts import COHORT
 from tests.algorithms.methods import ALL, SAMPLE
 from tests.algorithms.play import Problem, parts, play, tree

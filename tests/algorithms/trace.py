@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.cohort.assignment import assign_owners
+from hpcfl.clients.assignment import assign_owners
 from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState
+from hpcfl.io.signals import Signals
 from hpcfl.job.schema import load
 from hpcfl.local.gradient import Gradient
 from hpcfl.models.losses import LOSSES
-from hpcfl.setup.build import build_components
-from hpcfl.setup.build_run import build_run
-from hpcfl.setup.components import Components
-from hpcfl.signals import Signals
+from hpcfl.start.build_run import build_run
+from hpcfl.start.components.build import build_components
+from hpcfl.start.components.components import Components
 from hpcfl.store.base import ClientStore
 from hpcfl.types import Batch, Record, Vector
 from tests.algorithms.play import Array

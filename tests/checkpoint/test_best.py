@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 
 from hpcfl.checkpoint.best import Best, BestModel
 from hpcfl.errors import StoreError
-from hpcfl.runner.start import resume
 from hpcfl.runs.manifest import BEST, SERVER, committed
+from hpcfl.start.start import resume
 from tests.algorithms.play import play, softmax_problem, tree
 
 

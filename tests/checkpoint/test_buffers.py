@@ -9,7 +9,7 @@ from hpcfl.checkpoint.buffers import read, write
 from hpcfl.errors import StoreError
 from hpcfl.job.schema import load
 from hpcfl.models import MODELS
-from hpcfl.setup.build import build_components
+from hpcfl.start.components.build import build_components
 
 FIRST = "features.0.1.running_mean"
 

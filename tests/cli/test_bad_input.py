@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.cohort.assignment import assign_owners
+from hpcfl.clients.assignment import assign_owners
 from hpcfl.errors import JobError
 from hpcfl.runs.manifest import committed
 from tests.rundirs import resolved

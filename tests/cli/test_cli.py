@@ -16,8 +16,8 @@ import pytest
 from hpcfl import __version__
 from hpcfl.cli import main as cli
 from hpcfl.cli.main import main
-from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.io import atomic
+from hpcfl.io.heartbeat import Heartbeats, RankProgress
 from hpcfl.runs.layout import RunDir
 from tests.forked import finish
 from tests.rundirs import cut_log, log_of

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from hpcfl.errors import one_line, printable
-from hpcfl.report import plain
-from hpcfl.report.table import Report, Table
+from hpcfl.tools.report import plain
+from hpcfl.tools.report.table import Report, Table
 from tests.rundirs import log_of, starts
 
 NAME = (

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from hpcfl.comm import heartbeat
-from hpcfl.comm.heartbeat import (
+from hpcfl.errors import StoreError
+from hpcfl.io import checksum, heartbeat
+from hpcfl.io.heartbeat import (
     SIZE,
     Heartbeats,
     RankProgress,
@@ -17,8 +18,6 @@ from hpcfl.comm.heartbeat import (
     read_report,
     round_and_phase,
 )
-from hpcfl.errors import StoreError
-from hpcfl.io import checksum
 
 
 @pytest.fixture

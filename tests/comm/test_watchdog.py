@@ -11,11 +11,11 @@ import pytest
 
 from hpcfl.comm import watchdog
 from hpcfl.comm.failure import group
-from hpcfl.comm.heartbeat import Heartbeat, Heartbeats, RankProgress, read, read_report
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.watchdog import Wait, Watchdog
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.errors import DiskError, RankError
+from hpcfl.io.heartbeat import Heartbeat, Heartbeats, RankProgress, read, read_report
 
 NOW = 1000.0
 
@@ -88,7 +88,7 @@ def test_if_all_wait_it_is_the_network(calls):
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from hpcfl.comm.heartbeat import Heartbeats, RankProgress
+from hpcfl.io.heartbeat import Heartbeats, RankProgress
 from hpcfl.comm.watchdog import Watchdog
 folder = Path(sys.argv[1])
 files = Heartbeats(folder, "session", 0)

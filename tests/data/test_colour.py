@@ -9,7 +9,7 @@ from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.partition import Pooled
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.job.schema import load
-from hpcfl.setup.build import build_components
+from hpcfl.start.components.build import build_components
 from tests.vision import torchvision
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "augment": False}

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from hpcfl.clients.client_states import ClientStates
 from hpcfl.engine import choice, loop
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.evaluation.measure import Meter
-from hpcfl.local.client_states import ClientStates
-from hpcfl.runner.start import resume, start
 from hpcfl.seeds import stream
+from hpcfl.start.start import resume, start
 from tests.algorithms.play import kept, parts, play, read, servers, softmax_problem, states, tree
 
 PROBLEM = softmax_problem()

@@ -13,15 +13,15 @@ from torch.utils._pytree import tree_leaves
 from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
+from hpcfl.algorithms.layout import stand_in
 from hpcfl.algorithms.localghb import LocalGHB
+from hpcfl.algorithms.optim import Descent, Sgd
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.engine.dry_round import MAX_ZEROS, dry_round, nbytes, traffic
 from hpcfl.engine.hook_rules import CheckedAlgorithm
 from hpcfl.engine.trial import SMALL, require_repeatable_without_data
 from hpcfl.errors import BrokenRuleError
-from hpcfl.layout import stand_in
 from hpcfl.local.sequential import Sequential
-from hpcfl.optim import Descent, Sgd
 
 P = 1000
 

@@ -12,19 +12,19 @@ import torch
 from hpcfl import read_runs
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.checkpoint import writer
+from hpcfl.clients import client_pool
 from hpcfl.engine import loop
 from hpcfl.errors import ClientError, DivergedError, Stopped
+from hpcfl.io.signals import STOP
 from hpcfl.job.schema import load
-from hpcfl.local import client_pool
 from hpcfl.local.sequential import Sequential
-from hpcfl.monitor.status import status
-from hpcfl.runner import start as starting
-from hpcfl.runner.start import resume, start
 from hpcfl.runs.log import RunLog
 from hpcfl.runs.manifest import committed
-from hpcfl.signals import STOP
+from hpcfl.start import start as starting
+from hpcfl.start.start import resume, start
 from hpcfl.store.arena import StateArena
 from hpcfl.store.row_table import Table
+from hpcfl.tools.status import status
 from tests.algorithms.play import (
     kept,
     parts,

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.checks.preflight import check_sizes
+from hpcfl.clients.client_pool import ClientPool
 from hpcfl.engine.hook_rules import CheckedAlgorithm
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
 from hpcfl.job.schema import load
-from hpcfl.local.client_pool import ClientPool
 from hpcfl.local.sequential import Sequential
 from hpcfl.runs.log_keys import measured
-from hpcfl.setup.scores import own_models
+from hpcfl.start.checks.preflight import check_sizes
+from hpcfl.start.components.scores import own_models
 from tests.algorithms.play import Problem, parts, play, read, states, tree
 
 X = np.array([[1.0], [1.0], [-1.0], [1.0], [-1.0], [1.0], [1.0]])

@@ -11,7 +11,7 @@ import yaml
 import hpcfl.evaluation.privacy as privacy
 from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.cohort.sampling import Bernoulli, Cyclic, Uniform
+from hpcfl.clients.sampling import Bernoulli, Cyclic, Uniform
 from hpcfl.errors import JobError
 from hpcfl.evaluation.privacy import accountant
 from hpcfl.io.packages import installed

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from hpcfl.cli.selftest import JOB, RunBits, committed, outcome
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import Line, RunLog
+from hpcfl.tools.selftest import JOB, RunBits, committed, outcome
 from tests.forked import Ended, finish
 
 ROUNDS = 14

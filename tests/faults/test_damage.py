@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from scaffold_run import ROUNDS, complete, error_line, killed, write
 
-from hpcfl.cli.selftest import outcome
 from hpcfl.errors import StoreError
 from hpcfl.runs.layout import RunDir
+from hpcfl.tools.selftest import outcome
 from tests.forked import finish
 from tests.long_form import long_form
 

@@ -8,8 +8,8 @@ import pytest
 from deny import deny_from
 from scaffold_run import complete, error_line, killed, write
 
-from hpcfl.cli.selftest import outcome
 from hpcfl.runs.layout import RunDir
+from hpcfl.tools.selftest import outcome
 from tests.forked import finish
 from tests.long_form import long_form
 

@@ -15,9 +15,9 @@ from scaffold_run import die_after, write
 from tracing import allow_tracing, traced
 
 from hpcfl.cli.main import main
-from hpcfl.cli.selftest import committed
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.manifest import MANIFEST
+from hpcfl.tools.selftest import committed
 from tests.forked import CONTEXT
 from tests.long_form import LONG
 from tests.parallel.outcome import Outcome, outcome

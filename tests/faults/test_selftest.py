@@ -15,8 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from scaffold_run import write
 
-from hpcfl.cli import selftest
-from hpcfl.cli.selftest import (
+from hpcfl.errors import HpcflError, StoreError
+from hpcfl.io import checksum
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.manifest import MANIFEST, SERVER
+from hpcfl.tools import selftest
+from hpcfl.tools.selftest import (
     ALGORITHMS,
     ROUNDS,
     Ending,
@@ -29,10 +33,6 @@ from hpcfl.cli.selftest import (
     outcome,
     run_attempt,
 )
-from hpcfl.errors import HpcflError, StoreError
-from hpcfl.io import checksum
-from hpcfl.runs.layout import RunDir
-from hpcfl.runs.manifest import MANIFEST, SERVER
 from tests.forked import finish
 from tests.long_form import LONG
 from tests.parallel.harness import environment, find_mpirun

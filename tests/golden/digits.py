@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from hpcfl.cli.main import main
-from hpcfl.setup.environment import processor
+from hpcfl.start.environment import processor
 from tests.algorithms.methods import ALL
 from tests.algorithms.play import model_for
 from tests.parallel.harness import play_all

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcfl.errors import JobError
-from hpcfl.sweep import process
+from hpcfl.tools.sweep import process
 from tests.parallel.harness import environment, mpirun
 
 

@@ -25,7 +25,7 @@ if compgen -G 'wheels/*.whl' >/dev/null; then
 fi
 export PYTHONPATH=$PWD:$packages${PYTHONPATH:+:$PYTHONPATH}
 # A package may be there and too old: so what needs them is imported.
-if ! error=$("$python" -c 'import hpcfl.job.schema, hpcfl.runner.start, h5py, matplotlib, pytest' 2>&1); then
+if ! error=$("$python" -c 'import hpcfl.job.schema, hpcfl.start.start, h5py, matplotlib, pytest' 2>&1); then
   echo "make gpu: $python lacks a package that hpcfl needs; put its wheel into the folder wheels:" \
     "$(tail -n 1 <<<"$error")" >&2
   exit 2

@@ -11,12 +11,12 @@ from torch import nn
 
 import hpcfl
 from gpu_jobs import Subject, random_job
+from hpcfl.clients.padded_batches import PaddedBatches
 from hpcfl.job.schema import load
-from hpcfl.job_file.yaml_file import as_override
 from hpcfl.local.autocast import autocast_bfloat16
-from hpcfl.local.padded_batches import PaddedBatches
 from hpcfl.models import MODELS
-from hpcfl.setup.build import build_components
+from hpcfl.runs.job_file.yaml_file import as_override
+from hpcfl.start.components.build import build_components
 from peers import BenchWork
 from tests.gpu.launch import on_ranks
 

@@ -24,7 +24,8 @@ import hpcfl
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Message
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.cli.selftest import outcome
+from hpcfl.clients import client_pool
+from hpcfl.clients.client_states import ClientStates
 from hpcfl.comm.base import P2PMessage
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.staging import StagedExchange
@@ -35,14 +36,13 @@ from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.scores import Evaluation
 from hpcfl.job.schema import load
-from hpcfl.local import client_pool
 from hpcfl.local import lanes as lanes_module
-from hpcfl.local.client_states import ClientStates
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log_keys import measured
-from hpcfl.setup.build import build_components
+from hpcfl.start.components.build import build_components
+from hpcfl.tools.selftest import outcome
 from tests.algorithms.methods import ENTRIES, SAMPLE
 from tests.algorithms.play import model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake

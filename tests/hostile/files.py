@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from hpcfl.cohort.sampling import Replay
+from hpcfl.clients.sampling import Replay
 from hpcfl.data import encoded_images
 from hpcfl.data.archives import Archive, provide_members
 from hpcfl.data.download import quiet

@@ -13,7 +13,7 @@ import hpcfl as package
 from hpcfl.errors import JobError
 from hpcfl.job.description import _meanings
 from hpcfl.job.schema import load
-from hpcfl.job_file.yaml_file import add_checksum
+from hpcfl.runs.job_file.yaml_file import add_checksum
 from hpcfl.types import Section
 from hpcfl.user_code.accepts import Accepts
 
@@ -101,7 +101,7 @@ def test_a_path_is_refused(mark, key, path):
 def test_an_optimizer_of_the_job_makes_no_other(mark):
     own = {"of": "subprocess.Popen", "keys": {"args": ["touch", str(mark)]}}
     job = job_of("optimizer", "subprocess.Popen", mark)
-    job["local"]["optimizer"] |= {"of": "hpcfl.optim.own.Own", "keys": own}
+    job["local"]["optimizer"] |= {"of": "hpcfl.algorithms.optim.own.Own", "keys": own}
     with pytest.raises(JobError, match=r"found 'subprocess\.Popen', of Python's own library"):
         package.check(job, load=True)
 

@@ -20,22 +20,21 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import hpcfl
-from hpcfl import report
-from hpcfl.cli.selftest import outcome
-from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.engine import loop
 from hpcfl.errors import HpcflError
-from hpcfl.exports.checkpoint import export
+from hpcfl.io.heartbeat import Heartbeats, RankProgress
 from hpcfl.models import MODELS
-from hpcfl.monitor import status
-from hpcfl.report.collect import collect_runs
-from hpcfl.runner.start import start
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.manifest import committed
 from hpcfl.runs.sweep_log import SweepLog
-from hpcfl.sweep.grid import read_sweep
-from hpcfl.sweep.pending import pending_runs
-from hpcfl.sweep.run_sweep import prepare
+from hpcfl.start.start import start
+from hpcfl.tools import report, status
+from hpcfl.tools.exports.checkpoint import export
+from hpcfl.tools.report.collect import collect_runs
+from hpcfl.tools.selftest import outcome
+from hpcfl.tools.sweep.grid import read_sweep
+from hpcfl.tools.sweep.pending import pending_runs
+from hpcfl.tools.sweep.run_sweep import prepare
 from tests.long_form import LONG, TIMES
 
 pytestmark = pytest.mark.slow

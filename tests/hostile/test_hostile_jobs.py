@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfl.cohort.sampling import Replay
+from hpcfl.clients.sampling import Replay
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load, resolve_algorithm
-from hpcfl.sweep.grid import read_sweep
+from hpcfl.tools.sweep.grid import read_sweep
 from tests.hostile.damage import damaged, ends_well, many
 
 pytestmark = pytest.mark.slow

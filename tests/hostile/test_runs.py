@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpcfl
-from hpcfl.exports.checkpoint import export
-from hpcfl.monitor.status import status
+from hpcfl.tools.exports.checkpoint import export
+from hpcfl.tools.status import status
 from tests.hostile.damage import damaged, ends_well, many
 
 pytestmark = pytest.mark.slow

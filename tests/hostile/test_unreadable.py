@@ -18,19 +18,19 @@ import pytest
 import torch
 
 from hpcfl.checkpoint import buffers
-from hpcfl.cohort.sampling import Replay
-from hpcfl.comm import heartbeat
+from hpcfl.clients.sampling import Replay
 from hpcfl.data import archives, fingerprints, hdf5
 from hpcfl.data.download import PublishedFile, quiet
 from hpcfl.data.idx import read_idx
 from hpcfl.data.sources import cifar, concrete, huggingface, tiny_imagenet
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.errors import DiskError, JobError
+from hpcfl.io import heartbeat
 from hpcfl.io.files import read_array
-from hpcfl.job_file import yaml_file
-from hpcfl.report.collect import find_runs
+from hpcfl.runs.job_file import yaml_file
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.sweep_log import SweepLog, read_sweep_log
+from hpcfl.tools.report.collect import find_runs
 from tests.long_form import long_form
 
 pytestmark = pytest.mark.slow

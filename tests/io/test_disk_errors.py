@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcfl.clients.error_context import client_errors, round_errors
 from hpcfl.errors import DiskError, as_disk_error, as_job_error
-from hpcfl.local.error_context import client_errors, round_errors
 
 VISIT = SimpleNamespace(client=7, round=3)
 AROUND = {

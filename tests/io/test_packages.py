@@ -7,8 +7,8 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.io.packages import installed, refuse_shadow
-from hpcfl.report.data_frame import read_log
-from hpcfl.report.plots.figure import check_plot
+from hpcfl.tools.report.data_frame import read_log
+from hpcfl.tools.report.plots.figure import check_plot
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import yaml
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
-from hpcfl.cohort.sampling import Cyclic, Uniform
+from hpcfl.clients.sampling import Cyclic, Uniform
 from hpcfl.data.partition import Dirichlet, Iid
 from hpcfl.data.sources.digits import Digits
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.linear import Linear
-from hpcfl.setup.build import build_components
+from hpcfl.start.components.build import build_components
 from tests.algorithms.facts import facts
 
 

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from hpcfl.sweep.grid import Sweep, read_sweep
+from hpcfl.tools.sweep.grid import Sweep, read_sweep
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "jobs").rglob("*.yaml"))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcfl.job_file.settings import flatten
-from hpcfl.report.published import published, repeated
+from hpcfl.runs.job_file.settings import flatten
+from hpcfl.tools.report.published import published, repeated
 from tests.jobs.every import ROOT, sweep
 
 # (paper, table): the sweeps whose runs it prints, and the sweeps made for it alone.

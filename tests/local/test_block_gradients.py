@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpcfl.clients.padded_batches import PaddedBatches
+from hpcfl.clients.task import ClientTask
 from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.gradient import Gradient
 from hpcfl.local.layers import VmapLayers, stacked
-from hpcfl.local.padded_batches import PaddedBatches
-from hpcfl.local.task import ClientTask
 from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
 from hpcfl.models.dropout import dropouts, replace_dropout

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.optim import Descent, Sgd
 from hpcfl.local.gradient import Gradient
 from hpcfl.local.sequential import Sequential
 from hpcfl.models.flat_vector import layout_of
-from hpcfl.optim import Descent, Sgd
 from tests.algorithms.facts import COHORT
 from tests.algorithms.play import parts, softmax_problem, tree
 

@@ -17,18 +17,18 @@ from torch.utils._pytree import tree_leaves
 
 from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.optim import Descent, Sgd
+from hpcfl.clients.padded_batches import PaddedBatch, PaddedBatches
+from hpcfl.clients.task import tensors_of
 from hpcfl.local.block import Block
 from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.gradient import Gradient
-from hpcfl.local.padded_batches import PaddedBatch, PaddedBatches
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Carry
-from hpcfl.local.task import tensors_of
 from hpcfl.models import MODELS
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import layout_of
 from hpcfl.models.losses import LOSSES
-from hpcfl.optim import Descent, Sgd
 from tests.algorithms.facts import COHORT
 
 ABOVE = 1.1  # times a case's figures: versions of torch decompose an operation differently

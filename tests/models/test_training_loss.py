@@ -125,7 +125,7 @@ def test_terms_that_depend_on_other_examples_are_noted(tmp_path, capsys, name):
 
 def test_terms_that_are_not_finite_are_not_compared(tmp_path, monkeypatch):
     """At parameters far from the initial ones, where nobody trains."""
-    monkeypatch.setattr("hpcfl.checks.model._MOVED", 1.7e308)
+    monkeypatch.setattr("hpcfl.start.checks.model._MOVED", 1.7e308)
     checked = hpcfl.check(job(tmp_path, f"{__name__}.doubled"), load=True)
     assert "depends on the other" not in checked.summary
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from hpcfl.errors import JobError
-from hpcfl.sweep import process
+from hpcfl.tools.sweep import process
 from tests import forked
 
 ROOT = Path(__file__).parents[2]

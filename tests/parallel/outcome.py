@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from hpcfl.job.schema import load
 from hpcfl.runs.log_keys import measured
 from hpcfl.runs.manifest import committed
-from hpcfl.setup.build import build_components
+from hpcfl.start.components.build import build_components
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
 

@@ -14,7 +14,7 @@ import hpcfl
 from hpcfl.engine import loop
 from hpcfl.errors import Stopped
 from hpcfl.job.schema import load
-from hpcfl.runner import start
+from hpcfl.start import start
 
 
 def stop_after(done):

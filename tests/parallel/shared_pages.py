@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcfl.engine import loop
 from hpcfl.job.schema import load
-from hpcfl.runner import start
+from hpcfl.start import start
 
 NAME = "/hpcfl-data-"
 _HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ (.+)$")

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpcfl.comm.heartbeat import read_report
+from hpcfl.io.heartbeat import read_report
 from tests.forked import finish, free_ports
 from tests.long_form import long_form
 from tests.parallel.background import PATIENCE_S, Going, changed, finish_mpi, held, rounds, write

@@ -119,10 +119,10 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
 @pytest.mark.parametrize(
     ("command", "at"),
     [
-        ("sweep", "hpcfl.sweep.run_sweep:prepare"),
-        ("status", "hpcfl.monitor.status:find_runs"),
-        ("report", "hpcfl.report.collect:collect_runs"),
-        ("plan", "hpcfl.plan.show:make_plan"),
+        ("sweep", "hpcfl.tools.sweep.run_sweep:prepare"),
+        ("status", "hpcfl.tools.status:find_runs"),
+        ("report", "hpcfl.tools.report.collect:collect_runs"),
+        ("plan", "hpcfl.tools.plan.show:make_plan"),
         ("data prepare", "hpcfl.job.schema:data_section"),
         ("report", "matplotlib.figure"),
     ],

@@ -92,7 +92,7 @@ def test_saves_and_goes_on(whole, tmp_path):
     [
         pytest.param(signal.SIGUSR1, 1, "hpcfl.cli.main", marks=long_form),
         pytest.param(signal.SIGUSR1, 2, "torch", marks=long_form),
-        pytest.param(signal.SIGTERM, 2, "hpcfl.runner.start", marks=long_form),
+        pytest.param(signal.SIGTERM, 2, "hpcfl.start.start", marks=long_form),
         (signal.SIGUSR1, 2, "mpi4py.MPI"),
     ],
 )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.cohort.assignment import Balance, assign_owners
-from hpcfl.cohort.sampling import Bernoulli, Uniform
+from hpcfl.clients.assignment import Balance, assign_owners
+from hpcfl.clients.sampling import Bernoulli, Uniform
 from tests.long_form import long_form
 from tests.parallel.harness import mpirun, play_all
 from tests.parallel.outcome import outcome
@@ -97,7 +97,7 @@ COUNTING = """
 import json, os, sys
 from collections import Counter
 from pathlib import Path
-from hpcfl.local.client_pool import ClientPool
+from hpcfl.clients.client_pool import ClientPool
 from tests.parallel import runs
 
 counted, tasks = Counter(), ClientPool.tasks

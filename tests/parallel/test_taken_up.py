@@ -7,7 +7,7 @@ import torch
 
 from hpcfl.job.schema import load
 from hpcfl.runs.manifest import committed, rounds
-from hpcfl.setup.build import build_components
+from hpcfl.start.components.build import build_components
 from hpcfl.store.row_table import Table
 from hpcfl.store.segment_file import inspect
 from tests.forked import finish

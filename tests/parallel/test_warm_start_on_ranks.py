@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hpcfl.cohort.assignment import Balance, assign_owners, in_groups
+from hpcfl.clients.assignment import Balance, assign_owners, in_groups
 from hpcfl.runs.log import Line, RunLog
 from hpcfl.runs.manifest import committed
 from tests.algorithms.play import softmax_problem, tree

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.sweep.grid import read_sweep
+from hpcfl.tools.sweep.grid import read_sweep
 from tests.project.pages import section
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hpcfl
-from hpcfl.sweep.grid import read_sweep
+from hpcfl.tools.sweep.grid import read_sweep
 from tests.project.pages import section
 from tests.real_data import real
 

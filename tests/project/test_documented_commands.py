@@ -15,8 +15,8 @@ from hpcfl.cli.parser import parser
 from hpcfl.errors import JobError
 from hpcfl.job.json_schema import job_schema
 from hpcfl.job.schema import load
-from hpcfl.job_file.packaged import find_job
-from hpcfl.sweep.grid import read_sweep
+from hpcfl.runs.job_file.packaged import find_job
+from hpcfl.tools.sweep.grid import read_sweep
 from tests.project.pages import blocks
 
 ROOT = Path(__file__).parents[2]

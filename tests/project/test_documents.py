@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 import pytest
 
 from hpcfl.job.schema import Job
-from hpcfl.job_file.settings import WITHOUT_EFFECT
+from hpcfl.runs.job_file.settings import WITHOUT_EFFECT
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -35,8 +35,10 @@ def test_the_files_that_a_page_names_exist(page):
     """By their path from the top, or from hpcfl, or, in the text on a package, from there."""
     named = set(PATH.findall((ROOT / "docs" / page).read_text()))
     assert len(named) > 10
-    tops = [ROOT, ROOT / "hpcfl", *(path for path in (ROOT / "hpcfl").iterdir() if path.is_dir())]
-    tops += [ROOT / "hpcfl/data/sources"]
+    tops = [
+        ROOT,
+        *(path for path in (ROOT / "hpcfl", *(ROOT / "hpcfl").rglob("*")) if path.is_dir()),
+    ]
     assert [name for name in named if not any((top / name).exists() for top in tops)] == []
 
 

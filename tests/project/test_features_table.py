@@ -14,8 +14,9 @@ import pytest
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.optim import OPTIMIZERS
 from hpcfl.cli.parser import parser
-from hpcfl.cohort.sampling import CohortConfig
+from hpcfl.clients.sampling import CohortConfig
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
@@ -23,11 +24,10 @@ from hpcfl.job.callbacks import _OF_HPCFL as CALLBACKS
 from hpcfl.job.description import Setting, kinds, settings
 from hpcfl.job.schema import SECTIONS, Job
 from hpcfl.job.tasks import TASKS
-from hpcfl.job_file.packaged import packaged_jobs
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.training_loss import TRAINING_LOSSES
-from hpcfl.optim import OPTIMIZERS
+from hpcfl.runs.job_file.packaged import packaged_jobs
 from hpcfl.runs.score_names import SCORES
 
 ROOT = Path(__file__).parents[2]

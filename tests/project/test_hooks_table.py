@@ -9,7 +9,7 @@ import pytest
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.facts import Client, Cohort, Facts, Forward
-from hpcfl.layout import Layout
+from hpcfl.algorithms.layout import Layout
 from hpcfl.types import Section
 from tests.project.pages import section
 

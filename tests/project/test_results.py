@@ -12,7 +12,7 @@ import yaml
 
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.job.schema import load
-from hpcfl.job_file.settings import flatten
+from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader
 from hpcfl.runs.record import read_run
@@ -165,7 +165,7 @@ def test_a_thousand_rounds():
 
 
 def in_the_paper(method):
-    with (ROOT / "hpcfl/report/published/fedhbm.csv").open(newline="") as file:
+    with (ROOT / "hpcfl/tools/report/published/fedhbm.csv").open(newline="") as file:
         (row,) = (
             row
             for row in csv.DictReader(file)

@@ -10,7 +10,7 @@ import pytest
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.job.schema import load
-from hpcfl.job_file.settings import flatten
+from hpcfl.runs.job_file.settings import flatten
 from tests.project.pages import blocks
 
 ROOT = Path(__file__).parents[2]

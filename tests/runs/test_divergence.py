@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import hpcfl
-from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv
 from hpcfl.runs.divergence import find_divergence
 from hpcfl.runs.record import RunRecord
+from hpcfl.tools.report import as_papers, by_run, by_seed, plain, to_csv
 
 TEN = math.log(10)  # the loss of guessing among ten classes
 

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 import hpcfl as program
-from hpcfl.runner.session import RankSession
 from hpcfl.runs.history import Outcome, last_outcome, recorded_machines, state_of
 from hpcfl.runs.layout import RunDir
+from hpcfl.start.session import RankSession
 from tests.rundirs import cut_log, starts
 
 pytestmark = pytest.mark.usefixtures("own_process")

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 import hpcfl as api
-from hpcfl.callbacks.mlflow import Mlflow
-from hpcfl.callbacks.wandb import Wandb
-from hpcfl.comm import heartbeat, secret
+from hpcfl.comm import secret
+from hpcfl.io import heartbeat
 from hpcfl.runs.names import NAMES
 from hpcfl.store.segment import NAME as SEGMENT
+from hpcfl.tools.callbacks.mlflow import Mlflow
+from hpcfl.tools.callbacks.wandb import Wandb
 from hpcfl.user_code.names import KEPT, is_kept_name
 
 pytestmark = pytest.mark.usefixtures("own_process")

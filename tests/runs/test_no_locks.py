@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from hpcfl.comm import heartbeat
-from hpcfl.comm.heartbeat import Heartbeats, RankProgress
 from hpcfl.errors import JobError
+from hpcfl.io import heartbeat
+from hpcfl.io.heartbeat import Heartbeats, RankProgress
 from hpcfl.runs.layout import RunDir
 
 

@@ -14,16 +14,16 @@ import pytest
 import hpcfl as api
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
-from hpcfl.job_file.settings import flatten
-from hpcfl.monitor.status import status
-from hpcfl.report import as_papers, by_run, by_seed, plain, to_csv, to_latex, to_markdown
-from hpcfl.report.choose import choose_settings
-from hpcfl.report.collect import collect_runs
-from hpcfl.report.plots import Plot, curves
-from hpcfl.report.rounds_to_target import Target, with_target
+from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.record import RunRecord, read_run
 from hpcfl.runs.run_score import OwnModels
-from hpcfl.sweep.grid import read_sweep
+from hpcfl.tools.report import as_papers, by_run, by_seed, plain, to_csv, to_latex, to_markdown
+from hpcfl.tools.report.choose import choose_settings
+from hpcfl.tools.report.collect import collect_runs
+from hpcfl.tools.report.plots import Plot, curves
+from hpcfl.tools.report.rounds_to_target import Target, with_target
+from hpcfl.tools.status import status
+from hpcfl.tools.sweep.grid import read_sweep
 from tests.rundirs import log_of
 
 GOOD, BAD = 0.1, 0.0001

@@ -5,12 +5,12 @@ import io
 import pytest
 
 import hpcfl
-from hpcfl.monitor.status import status
-from hpcfl.report.columns import score_columns
-from hpcfl.report.plots import Plot
-from hpcfl.runner.progress import open_progress
 from hpcfl.runs.record import read_run
 from hpcfl.runs.score_names import SCORES, Score, is_score
+from hpcfl.start.progress import open_progress
+from hpcfl.tools.report.columns import score_columns
+from hpcfl.tools.report.plots import Plot
+from hpcfl.tools.status import status
 from tests.rundirs import log_of
 
 

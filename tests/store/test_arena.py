@@ -108,7 +108,7 @@ import os, threading
 from collections import deque
 from pathlib import Path
 import torch
-from hpcfl.setup.device import keep_freed_memory
+from hpcfl.start.device import keep_freed_memory
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.arena import StateArena
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hpcfl.clients.client_states import ClientStates
 from hpcfl.errors import DiskError
 from hpcfl.job.schema import Store
-from hpcfl.local.client_states import ClientStates
-from hpcfl.setup.client_store import DEVICE_SHARE, GIB, make_client_store
+from hpcfl.start.components.client_store import DEVICE_SHARE, GIB, make_client_store
 from hpcfl.store.device import ALIGNMENT, DeviceStore
 from hpcfl.store.null import NullStore
 from hpcfl.store.schema import Field, StateSchema

@@ -8,7 +8,7 @@ import yaml
 import hpcfl
 from hpcfl.errors import JobError
 from hpcfl.local.triton_kernels.blocks import VERSION
-from hpcfl.setup.environment import KEYS_OF_BITS, triton_version
+from hpcfl.start.environment import KEYS_OF_BITS, triton_version
 from tests.gpu.fake_cuda import fake_cuda
 from tests.gpu.test_fake_device import require_same, rounds
 
@@ -53,13 +53,13 @@ def test_a_cpu_is_refused(job, tmp_path):
 
 
 def test_a_machine_without_triton_is_refused(job, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.setup.components.find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfl.start.components.components.find_spec", lambda name: None)
     with fake_cuda(), pytest.raises(JobError, match="found triton, but Triton is not installed"):
         rounds(job, "cuda", tmp_path / "cuda")
 
 
 def test_the_executor_is_part_of_the_bits():
-    from hpcfl.job_file.resume_rules import BRANCHABLE, is_mutable
+    from hpcfl.runs.job_file.resume_rules import BRANCHABLE, is_mutable
 
     assert not is_mutable("executor", {}) and "executor" in BRANCHABLE
     assert "triton" in KEYS_OF_BITS

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from hpcfl.clients.padded_batches import PaddedBatch
 from hpcfl.local.block_gradients import BlockGradients
-from hpcfl.local.padded_batches import PaddedBatch
 from hpcfl.models.char_lstm import CharLstm
 from hpcfl.models.cnn_pfl import CnnPfl
 from hpcfl.models.dropout import replace_dropout

@@ -12,14 +12,14 @@ import torch
 import hpcfl
 from tests.forked import python
 from tests.parallel.harness import environment
-from tests.runner.test_objects import JOB, data
+from tests.start.test_objects import JOB, data
 
 HEAD = """
 import sys
 import torch
 import hpcfl
 from torch import nn
-from tests.runner.test_objects import JOB, data
+from tests.start.test_objects import JOB, data
 
 class Net(nn.Module):
     def __init__(self):
@@ -244,7 +244,7 @@ from dataclasses import dataclass
 import hpcfl
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.types import Share
-from tests.runner.test_objects import JOB, data
+from tests.start.test_objects import JOB, data
 
 @dataclass(frozen=True, kw_only=True)
 class Half(FedAvg):
@@ -271,7 +271,7 @@ import sys
 import torch
 import hpcfl
 from torch import nn
-from tests.runner.test_objects import JOB, data
+from tests.start.test_objects import JOB, data
 
 def doubled(x: Unknown):
     if FAIL == "function":

@@ -3,9 +3,9 @@
 import os
 import time
 
+from hpcfl.clients.client_states import ClientStates
 from hpcfl.comm.torch_distributed import Gloo
 from hpcfl.errors import DiskError, RankError
-from hpcfl.local.client_states import ClientStates
 
 run, save = Gloo._run, ClientStates.save
 

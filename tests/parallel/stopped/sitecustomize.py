@@ -17,8 +17,8 @@ def places():
     """Phase -> the function in which it stops, and in which of its calls."""
     from hpcfl.comm import meeting, secret, torch_distributed, watched
     from hpcfl.data import host_copy
-    from hpcfl.runner import checkpointer, resume, session, start
-    from hpcfl.setup import load_data
+    from hpcfl.start import checkpointer, resume, session, start
+    from hpcfl.start.components import load_data
 
     first = RANK == "0"
     return {

@@ -1,0 +1,1 @@
+"""Who takes part in a round, their tasks, batches and states."""

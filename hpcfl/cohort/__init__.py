@@ -1,1 +1,0 @@
-"""Which clients take part in a round, and which rank trains each of them."""

@@ -1,1 +1,0 @@
-"""Show how far a run is from its files, without disturbing it."""

@@ -1,6 +1,0 @@
-"""Plots of logs and of partitions.  matplotlib is loaded on use."""
-
-from hpcfl.report.plots.curves import Plot
-from hpcfl.report.plots.partition import plot_partition
-
-__all__ = ["Plot", "plot_partition"]

@@ -1,1 +1,0 @@
-"""Start or resume a run, and run its rounds: one ``RankSession`` on every rank."""

@@ -1,0 +1,1 @@
+"""From a job to its rounds: connect, agree, fetch, build, begin, run."""

@@ -1,0 +1,1 @@
+"""What a job is built into: its clients, its model, and how it trains them."""

@@ -1,0 +1,1 @@
+"""What users run beside a run: they read runs, or start processes."""

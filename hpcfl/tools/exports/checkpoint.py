@@ -1,0 +1,75 @@
+"""Export a model and the client states of a run's checkpoint as files for other programs."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import save as save_tensors
+
+from hpcfl.checkpoint.format import copied
+from hpcfl.errors import JobError
+from hpcfl.io.files import readable
+from hpcfl.runs.layout import RunDir
+from hpcfl.runs.outputs import check_output, write_output
+from hpcfl.start.saved_models import SavedModels
+
+_NPZ, _STATE_DICT = (".npz",), (".safetensors",)  # the endings of the names
+
+
+def export(
+    root: Path,
+    *,
+    round: int | None,
+    npz: Path | None,
+    state_dict: Path | None,
+    clients: bool,
+    best: bool = False,
+    client: int | None = None,
+) -> list[Path]:
+    """Write a checkpoint's global model or a client's own, and its client states, to files.
+
+    The run may be alive: nothing of it is changed or locked.
+
+    Args:
+        root: the run directory.
+        round: which checkpoint; the newest when None.
+        npz: gets ``x``, the flat model, ``round``, and ``statistics``, if rounds move any.
+        state_dict: gets the model's parameters and buffers by name, as safetensors.
+        clients: add ``client`` [n], the ids of those that ever took part, to ``npz``, and their
+            states: ``state_FIELD`` [n, ...].
+        best: the model of the best evaluated round instead of a checkpoint's; its score goes into
+            ``npz`` under its name.
+        client: whose own model is written instead of the global one.
+
+    Returns:
+        The files written.
+
+    Raises:
+        JobError: the directory holds no run or not that round, the clients have no models of their
+            own, or a file cannot be written.
+        StoreError: the checkpoint or a store is damaged, or a file cannot be written.
+    """
+    outputs = [(p, end) for p, end in ((npz, _NPZ), (state_dict, _STATE_DICT)) if p is not None]
+    if not outputs:
+        raise JobError("export: nothing to write; give -o F.npz or --state-dict F.safetensors")
+    if clients and npz is None:
+        raise JobError("export: --clients adds to an .npz; give -o F.npz")
+    if best and (round is not None or clients or client is not None):
+        raise JobError(
+            "export: --best is a model of its own round without client states; leave out --round, "
+            "--client and --clients"
+        )
+    for path, endings in outputs:
+        check_output(path, endings)
+    with readable(root):
+        saved = SavedModels(RunDir(root))
+        arrays = saved.arrays(round, best=best, client=client, states=clients)
+    if npz is not None:
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        write_output(npz, buffer.getvalue(), _NPZ)
+    if state_dict is not None:
+        module = saved.module(arrays)
+        tensors = {name: copied(tensor) for name, tensor in module.state_dict().items()}
+        write_output(state_dict, save_tensors(tensors), _STATE_DICT)
+    return [path for path, _ in outputs]
