@@ -26,6 +26,17 @@ def test_links_are_found():
     assert not LINK.findall("[a](https://b.c) [d](#e)")
 
 
+def test_another_page_leads_to_every_page():
+    """Not the side bar alone, which a reader of one page does not search."""
+    linked = {
+        (path.parent / to).resolve()
+        for path in DOCUMENTS
+        for to in LINK.findall(path.read_text())
+        if (path.parent / to).resolve() != path
+    }
+    assert not {path for path in DOCUMENTS if path.parent != ROOT} - linked
+
+
 PATH = re.compile(r"`([\w./-]+(?:\.(?:py|yaml|bib|sh)|/))`")
 """A file or a folder that a page names in code: `hpcfl/errors.py`, `jobs/`."""
 
@@ -71,6 +82,6 @@ def test_the_sections_that_pages_name_are_of_a_job():
 
 def test_the_keys_that_count_in_no_report_are_named():
     text = (ROOT / "docs/howto/reports.md").read_text()
-    listed = re.search(r"Some keys do not count: ([^.]*(?:\.\w+[^.]*)*)\. ", text)[1]
+    listed = re.search(r"These keys may differ, too: ([^.]*(?:\.\w+[^.]*)*)\. ", text)[1]
     named = {name.partition(".")[0] for name in re.findall("`([a-z_.]+)`", listed)}
     assert named == {*WITHOUT_EFFECT} & SECTIONS | {"store", "threads", "device"}

@@ -26,6 +26,7 @@ from tests.project.pages import blocks, commands, section
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+HOME = (ROOT / "docs/index.md").read_text().partition("```{toctree}")[0]
 FIRST_RUN = (ROOT / "docs/tutorials/first_run.md").read_text()
 QUADRATICS = (ROOT / "docs/tutorials/quadratics.md").read_text()
 NOTEBOOK = (ROOT / "docs/tutorials/own_model_and_data.md").read_text()
@@ -105,6 +106,15 @@ def test_the_readme_shows_what_the_first_run_shows():
     for language, block in blocks(README):
         assert block in told or (not language and block.startswith("$ "))
     assert set(map(repr, commands(README))) < set(map(repr, commands(FIRST_RUN)))
+
+
+@pytest.mark.slow
+def test_the_home_page(shell, tmp_path, monkeypatch):
+    (text,) = (block for language, block in blocks(HOME) if language == "python")
+    (tmp_path / "clipped.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    ((command, printed),) = commands(HOME)
+    assert not absent(printed, shell(command))
 
 
 def test_the_job_of_the_first_run_is_the_one_that_it_names():
