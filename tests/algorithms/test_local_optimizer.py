@@ -13,6 +13,7 @@ import hpcfl
 from hpcfl.algorithms.optim import AdamW, Optimizer, Own
 from hpcfl.errors import JobError
 from hpcfl.job.schema import load
+from hpcfl.start.components.executors import make_executor
 from tests.algorithms.facts import COHORT
 from tests.algorithms.play import parts, play, softmax_problem, tree, xs
 
@@ -67,12 +68,12 @@ def test_blocks_agree_with_one_client_at_a_time(tmp_path, optimizer):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_client_has_the_same_bits_in_every_slot(tmp_path, optimizer):
     described = parts(tmp_path, job(tmp_path, optimizer, executor="block", precision="float32"))
-    algorithm, x = described.algorithm, described.x0
-    executor = described.executor(described.gradient())
+    algorithm, x = described.training.algorithm, described.model.x0
+    executor = make_executor(described, described.gradient())
     message = algorithm.broadcast(algorithm.init_server(x), COHORT)
     found = {}
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 0, 4, 2, 1], [2]):
-        tasks = [described.clients.task(client, 0) for client in order]
+        tasks = [described.population.clients.task(client, 0) for client in order]
         states = [algorithm.init_client(x, lambda: x)] * len(order)
         results = executor.train(message, tasks, states)
         for client, result in zip(order, results, strict=True):

@@ -81,7 +81,10 @@ def rounds(path, device, folder, settings=()):
         server = run_rounds(run, run.algorithm.init_server(run.x0), 0)
         leaves = tree_leaves(server)
         assert all(is_fake(leaf) == (device == "cuda") for leaf in leaves)
-        read = [run.training.states.read(client) for client in range(len(built.components.rows))]
+        read = [
+            run.training.states.read(client)
+            for client in range(len(built.components.population.rows))
+        ]
         states = [leaf.cpu().clone() for state in read if state is not None for leaf in state]
     lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     log = [torch.tensor([line[key] for key in sorted(line) if not measured(key)]) for line in lines]

@@ -9,7 +9,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.optim import Descent, Sgd
 from hpcfl.local.gradient import Gradient
 from hpcfl.local.sequential import Sequential
-from hpcfl.models.flat_vector import layout_of
+from hpcfl.start.components.executors import make_executor
 from tests.algorithms.facts import COHORT
 from tests.algorithms.play import parts, softmax_problem, tree
 
@@ -28,12 +28,12 @@ def test_the_same_bits_as_through_the_hooks(tmp_path, monkeypatch, decay):
     monkeypatch.setattr(Gradient, "descend", lambda *all: steps.append(1) or descend(*all))
     job = tree(tmp_path, softmax_problem(), {"name": "fedavg"}, precision="float32")
     described = parts(tmp_path, job)
-    x, ends = described.x0, []
+    x, ends = described.model.x0, []
     for algorithm in (FedAvg(), Spelled()):
         executor = Sequential(
-            algorithm, described.gradient(), Descent(Sgd(), decay, layout_of(described.model))
+            algorithm, described.gradient(), Descent(Sgd(), decay, described.model.layout)
         )
-        tasks = [described.clients.task(client, 3) for client in range(3)]
+        tasks = [described.population.clients.task(client, 3) for client in range(3)]
         message = algorithm.broadcast(algorithm.init_server(x), COHORT)
         states = [algorithm.init_client(x, lambda: x)] * 3
         ends.append(executor.train(message, tasks, states, local_models=True))
@@ -48,8 +48,8 @@ def test_a_gradient_that_is_clipped_is_taken_whole(tmp_path, monkeypatch):
     monkeypatch.delattr(Gradient, "descend")
     job = tree(tmp_path, softmax_problem(), {"name": "fedavg"})
     described = parts(tmp_path, job | {"local": {"lr": 0.1, "batch_size": 2, "clip": 0.01}})
-    task, x = described.clients.task(0, 0), described.x0
-    (trained,) = described.executor(described.gradient()).train(
+    task, x = described.population.clients.task(0, 0), described.model.x0
+    (trained,) = make_executor(described, described.gradient()).train(
         FedAvg().broadcast(FedAvg().init_server(x), COHORT), [task], [None], local_models=True
     )
     assert float((trained.local_model - x).norm()) <= 0.001 * int(task.client.steps) * (1 + 1e-9)

@@ -132,7 +132,9 @@ def test_the_kind_of_an_argument(tmp_path, monkeypatch, hpcfl, refused):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["job_file.packaged", "job_file.run_name", "cli.batch"])
+@pytest.mark.parametrize(
+    "module", ["runs.job_file.packaged", "runs.job_file.run_name", "cli.batch"]
+)
 def test_kinds_and_names_are_told_without_torch(module):
     """As slurm/run.sh asks for them before every start; and a start that takes signals soon."""
     code = f"import sys, hpcfl.{module}; sys.exit('torch' in sys.modules)"
