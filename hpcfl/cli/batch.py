@@ -7,6 +7,7 @@ the run directory.  torch is loaded for a sweep alone.
 """
 
 import json
+import os
 import shlex
 import sys
 from argparse import Namespace
@@ -411,3 +412,14 @@ def _assignments(**values: str | Sequence[str]) -> str:
         f"{key}={shlex.quote(value) if isinstance(value, str) else f'({shlex.join(value)})'}"
         for key, value in values.items()
     )
+
+
+def print_begin(options: Namespace) -> None:
+    """The command ``hpcfl batch begin``."""
+    print(begin(options.name, options.words, os.environ, first=options.first))
+
+
+def print_end(options: Namespace) -> None:
+    """The command ``hpcfl batch end``."""
+    counter, status, asked_s = options.counter, options.status, options.asked
+    print(end(counter, status, os.environ, asked_s=asked_s, because=options.because))
