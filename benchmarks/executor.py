@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common import Measurement, Result, column, main, parser, take_turns
 from hpcfl.errors import JobError
-from hpcfl.job.schema import LoadedJob, load
+from hpcfl.job.load import load
+from hpcfl.job.schema import LoadedJob
 from hpcfl.start.components.build import build_components
 from hpcfl.start.components.choose_executor import step_timer, with_executor
 from hpcfl.start.components.components import Components

@@ -25,7 +25,7 @@ from common import quartiles
 from gpu import Figures
 from gpu_jobs import IMAGES, REHEARSAL, STATES, WORKS, Subject, random_job
 from hpcfl.errors import HpcflError, JobError, one_line
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.local.cuda_graph import capture
 from hpcfl.start.environment import versions
 from peers import checked_peer, pfl_process

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from common import Measurement, Result, main, parser, take_turns
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from round import BARE_NOTE, BareLoop, write_images
 from timed_rounds import TimedRounds, build_timed_run
 

@@ -27,7 +27,8 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.engine.run import Run
 from hpcfl.errors import HpcflError, JobError
 from hpcfl.io.progress import track
-from hpcfl.job.schema import LoadedJob, load
+from hpcfl.job.load import load
+from hpcfl.job.schema import LoadedJob
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.local.gradient import LayerSeeds
 from hpcfl.models.flat_vector import load as load_vector

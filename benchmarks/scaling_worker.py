@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcfl.comm.connect import connect
 from hpcfl.comm.failure import group
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from round import BareLoop
 from timed_rounds import TimedRounds, build_timed_run
 

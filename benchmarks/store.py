@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from common import Measurement, Result, main, parser, take_turns
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.store.hdf5 import Hdf5Store
 from hpcfl.store.schema import Field, StateSchema
 from round import LENET, write_images

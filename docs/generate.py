@@ -20,7 +20,8 @@ from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
 from hpcfl.job.description import REQUIRED, Setting, kinds, settings, summary
-from hpcfl.job.schema import SECTIONS, Job, limits
+from hpcfl.job.load import limits
+from hpcfl.job.schema import SECTIONS, Job
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig

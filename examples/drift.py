@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 import hpcfl
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.errors import HpcflError, JobError
-from hpcfl.job.schema import LoadedJob, load
+from hpcfl.job.load import load
+from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file.packaged import find_job
 from hpcfl.runs.job_file.yaml_file import read
 from hpcfl.tools.sweep.grid import read_sweep

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcfl.engine.callbacks import Callback
     from hpcfl.evaluation.user_metrics import Metric
     from hpcfl.models.base import ModelConfig
-    from hpcfl.start.start import Result
+    from hpcfl.start.result import Result
     from hpcfl.tools.check import CheckedJob
     from hpcfl.tools.plan.show import JobPlan
     from hpcfl.tools.report.layouts import RunsReport
@@ -47,7 +47,7 @@ _CLASSES = {
     "ModelConfig": "hpcfl.models.base",
     "Optimizer": "hpcfl.algorithms.optim",
     "RandomInit": "hpcfl.algorithms.facts",
-    "Result": "hpcfl.start.start",
+    "Result": "hpcfl.start.result",
 }
 """Where the classes are that a program of the user's names, so that their files may move."""
 

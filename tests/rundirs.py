@@ -6,7 +6,7 @@ import shutil
 import torch
 
 from hpcfl.io import checksum
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.yaml_file import add_checksum
 from hpcfl.runs.manifest import committed, committed_folders
 from hpcfl.runs.sweep_log import log_line

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 import hpcfl.comm.torch_distributed  # noqa: F401  of runs on several ranks
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.start import start
 from hpcfl.tools.selftest import JOB
 

@@ -54,7 +54,7 @@ def check(options: argparse.Namespace) -> None:
 
         print(kind_of(options.job))
         return
-    from hpcfl.job.schema import load
+    from hpcfl.job.load import load
     from hpcfl.tools.check import check_job
 
     say(check_job(load(options.job, options.overrides), data=options.data))
@@ -62,7 +62,7 @@ def check(options: argparse.Namespace) -> None:
 
 def plan(options: argparse.Namespace) -> None:
     """Say what a job will need."""
-    from hpcfl.job.schema import load
+    from hpcfl.job.load import load
     from hpcfl.tools.plan.data import read_sizes
     from hpcfl.tools.plan.show import make_plan
 
@@ -121,7 +121,7 @@ def init(options: argparse.Namespace) -> None:
 
 def data_show(options: argparse.Namespace) -> None:
     """Show the examples of each client."""
-    from hpcfl.job.schema import load
+    from hpcfl.job.load import load
     from hpcfl.tools.check import show_partition
 
     say(show_partition(load(options.job, options.overrides), options.plot))
@@ -131,7 +131,7 @@ def data_show(options: argparse.Namespace) -> None:
 
 def data_export_split(options: argparse.Namespace) -> None:
     """Write the split into clients to a file."""
-    from hpcfl.job.schema import load
+    from hpcfl.job.load import load
     from hpcfl.tools.exports.split import export_split
 
     say(export_split(load(options.job, options.overrides), options.output))
@@ -141,7 +141,7 @@ def data_prepare(options: argparse.Namespace) -> None:
     """Fetch and prepare a data set."""
     from hpcfl.io.lock import preparing
     from hpcfl.io.progress import track
-    from hpcfl.job.schema import data_section
+    from hpcfl.job.load import data_section
 
     config = data_section(options.kind, options.root, options.overrides)
     root = getattr(config, "root", None)  # data without one is not prepared

@@ -1,21 +1,30 @@
 """Choose the clients of a round by their losses, where the cohorts are of power of choice."""
 
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcfl.clients.participation import Participation
-from hpcfl.engine.dry_round import nbytes
+from hpcfl.engine.dry_round import Traffic, nbytes
 from hpcfl.engine.run import Choice, Run
 from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.errors import DivergedError
-from hpcfl.types import Record
 
 _LARGEST = float(np.finfo(np.float64).max)  # stands for a loss that is not finite
 
 
-def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> Participation:
+class Chosen(NamedTuple):
+    """The clients of a round that losses chose."""
+
+    participation: Participation
+    candidates: int
+    """How many sent their loss."""
+    traffic: Traffic
+    """Besides what those of them that train receive and send."""
+
+
+def choose(run: Run, choice: Choice, server: Any, t: int) -> Chosen:
     """Collective: who takes part in round ``t``, by the clients' losses at the server's model.
 
     Each rank computes the losses of the candidates that it owns, on all their training examples, in
@@ -26,7 +35,6 @@ def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> Par
         choice: the rule.
         server: before the round.
         t: the round, counted from zero.
-        record: the round's line of the log, to which the candidates and their traffic are added.
 
     Raises:
         DivergedError: on every rank: a loss is not finite.
@@ -46,8 +54,6 @@ def choose(run: Run, choice: Choice, server: Any, t: int, record: Record) -> Par
             "server's model; no client was chosen. Lower algorithm.server_lr or local.lr"
         )
     participation = choice.choose(t, candidates, losses)
-    record["candidates"] = len(candidates)
     # The message to the members has the model.
-    record["down_bytes"] += (len(candidates) - len(participation.members)) * nbytes(point)
-    record["up_bytes"] += len(candidates) * point.itemsize
-    return participation
+    down = (len(candidates) - len(participation.members)) * nbytes(point)
+    return Chosen(participation, len(candidates), Traffic(down, len(candidates) * point.itemsize))

@@ -126,10 +126,7 @@ def _with_loss(fields: tuple[str, ...]) -> Any:
 
 
 class Traffic(NamedTuple):
-    """Bytes that a real client would receive and send in one round, by the dry round's shapes.
-
-    For plans; the log has the bytes counted in each round, at the broadcast and the reduction.
-    """
+    """Bytes that real clients would receive and send."""
 
     down: int
     up: int

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from hpcfl.algorithms.facts import Cohort
 from hpcfl.clients.task import ClientTask
-from hpcfl.engine.dry_round import FullGradient, nbytes
+from hpcfl.engine.dry_round import FullGradient, Traffic, nbytes
 from hpcfl.engine.requests import RoundRequests
 from hpcfl.engine.run import Run
 from hpcfl.engine.statistics import at_statistics, statistics_in
-from hpcfl.types import Record, Vector
+from hpcfl.types import Vector
 
 LocalValues = Callable[[], NDArray[np.float64]]
 
@@ -22,9 +22,8 @@ def take_full_gradients(
     server: Any,
     cohort: Cohort,
     tasks: list[ClientTask],
-    record: Record,
     local_values: LocalValues,
-) -> tuple[Cohort, list[ClientTask]]:
+) -> tuple[Cohort, list[ClientTask], Traffic]:
     """Collective: take the full gradients of a round, where the algorithm asks for them.
 
     Args:
@@ -32,11 +31,10 @@ def take_full_gradients(
         server: before the round; the algorithm names the points by it.
         cohort: the round's.
         tasks: of this rank's clients.
-        record: the round's line of the log, to which the traffic is added.
         local_values: gives this rank's ``local_values``.
 
     Returns:
-        The cohort with the means, and the tasks with the gradients of their clients.
+        The cohort with the means, the tasks with the gradients of their clients, and the traffic.
 
     Raises:
         ClientError: on this rank alone: a client's data or the model raised.
@@ -44,26 +42,29 @@ def take_full_gradients(
     """
     scope = run.algorithm.full_gradient
     if scope == "none":
-        return cohort, tasks
+        return cohort, tasks, Traffic(0, 0)
     points = run.algorithm.full_gradient_points(server)
     # In evaluation mode, by the running statistics that the clients receive.
     taken_at = [at_statistics(point, statistics_in(server)) for point in points]
     gradients = run.training.executor.full_gradients(taken_at, tasks)
     run.timer.mark("compute")
-    record["down_bytes"] += cohort.size * nbytes(points[1:])  # the message has the first one
+    down, up = cohort.size * nbytes(points[1:]), 0  # the message has the first of the points
     if scope == "server":
         clients = [task.client_id for task in tasks]
         means = []
         for at_point in range(len(points)):
             own = [of_client[at_point] for of_client in gradients]
-            mean, up, _ = plain_mean(run, own, clients, cohort.size, cohort.round + 1, local_values)
+            mean, sent, _ = plain_mean(
+                run, own, clients, cohort.size, cohort.round + 1, local_values
+            )
             means.append(mean)
-            record["up_bytes"] += up
+            up += sent
         cohort = cohort._replace(grads=tuple(means))
-    return cohort, [
+    tasks = [
         task._replace(client=task.client._replace(full_grad=of_client[0]))
         for task, of_client in zip(tasks, gradients, strict=True)
     ]
+    return cohort, tasks, Traffic(down, up)
 
 
 def plain_mean(

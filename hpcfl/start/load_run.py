@@ -1,6 +1,7 @@
 """Read and check the job of a run directory."""
 
-from hpcfl.job.schema import LoadedJob, check
+from hpcfl.job.load import check
+from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file.run_name import run_name
 from hpcfl.runs.layout import RunDir
 

@@ -29,8 +29,9 @@ from hpcfl.data.objects import Data, KeptArrays, digest, write_arrays
 from hpcfl.errors import DataError, JobError, StoreError, as_job_error, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, make_folder, write_by
+from hpcfl.job.load import JobSource, add_task_defaults, check, open_job
 from hpcfl.job.registry import REGISTRIES
-from hpcfl.job.schema import JobSource, LoadedJob, add_task_defaults, check, open_job
+from hpcfl.job.schema import LoadedJob
 from hpcfl.models.base import ModelConfig
 from hpcfl.models.module import data_arguments, refuse_scripted
 from hpcfl.runs.job_file.record import is_record

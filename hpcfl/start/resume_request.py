@@ -8,8 +8,9 @@ from typing import Any, NoReturn, Self
 
 from hpcfl.data.fingerprints import Digests, require_same
 from hpcfl.errors import DiskError, JobError, StoreError
+from hpcfl.job.load import require_runnable, validate_keys
 from hpcfl.job.registry import REGISTRIES
-from hpcfl.job.schema import LoadedJob, require_runnable, validate_keys
+from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file import yaml_file
 from hpcfl.runs.job_file.resume_rules import (
     differences,

@@ -1,23 +1,21 @@
 """Run the rounds of one start, and record in the history how it began and ended."""
 
 import json
-from shlex import quote
 
 import numpy as np
 
 from hpcfl.engine.loop import run_rounds as run_engine
 from hpcfl.errors import StoreError
-from hpcfl.io.atomic import write_errors
 from hpcfl.io.signals import Signals, stopped
 from hpcfl.runs.log import NOTHING, LogReader
 from hpcfl.runs.log_keys import SIMULATED
 from hpcfl.runs.run_score import score_key
+from hpcfl.start.announce import announce
 from hpcfl.start.build_run import build_run
 from hpcfl.start.components.scores import counts_own_models
-from hpcfl.start.progress import Progress, open_progress
+from hpcfl.start.progress import open_progress
 from hpcfl.start.record_start import (
     record_outcomes,
-    record_start,
     warn_of_divergence,
 )
 from hpcfl.start.session import EarlyEnd, RankSession, StartPoint
@@ -46,7 +44,7 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
         record_outcomes(session, done),
         session.recording(gradient, progress, NOTHING.after(point.log)),
     ):
-        _announce(session, point, progress, finished=finished)
+        announce(session, point, progress, finished=finished)
         run = build_run(
             components, comm, session.owner, checkpointer.store, gradient, session, signals
         )
@@ -79,28 +77,3 @@ def _logged_before(
     found = [(line["round"], line[name]) for line in lines if name in line]
     values: list[tuple[int, float | None]] = json.loads(session.comm.bcast(json.dumps(found)))
     return values
-
-
-def _announce(
-    session: RankSession, point: StartPoint, progress: Progress, *, finished: bool
-) -> None:
-    """Say what begins, to the user, the history and the callbacks."""
-    root, components, done = session.folder.root, session.components, point.round
-    line = f"{root}: finished, nothing to do" if finished else session.describe(done)
-    if session.ended:
-        line = f"{root}: {session.ended}; nothing to do unless stop or callbacks change"
-        if components.loaded.job.stop is not None:
-            line += f": `hpcfl resume {quote(str(root))} stop=null` makes the other rounds"
-    progress.note(line)
-    for line in (
-        *components.loaded.notes,
-        *session.ranks.notes,
-        *components.population.dataset.notes,
-    ):
-        progress.note(line)
-    if session.comm.rank == 0:
-        with write_errors(session.folder.history):
-            record_start(session, done, progress)
-            if done and not finished:
-                progress.kept(LogReader(session.folder.log).parse(point.log))
-        session.start_callbacks(done)

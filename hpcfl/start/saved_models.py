@@ -21,7 +21,7 @@ from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.statistics import evaluated_point, personal_point
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.files import readable
-from hpcfl.job.schema import carried_statistics, facts_of
+from hpcfl.job.resolve import carried_statistics, facts_of
 from hpcfl.models.flat_vector import buffers, layout_of
 from hpcfl.models.flat_vector import load as load_vector
 from hpcfl.models.statistics import (

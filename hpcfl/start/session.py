@@ -4,7 +4,6 @@ A ``RankSession`` is opened when the job's components are built, and closed when
 The engine calls it between rounds: it implements ``hpcfl.engine.run.RunHooks``.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from secrets import token_hex
@@ -33,12 +32,11 @@ from hpcfl.start.checkpointer import Checkpointer
 from hpcfl.start.components.components import Components
 from hpcfl.start.components.model_function import require_of_run, require_on_ranks
 from hpcfl.start.components.personal_models import PersonalModels
-from hpcfl.start.components.scores import counts_own_models, own_models, possible_scores
+from hpcfl.start.components.scores import counts_own_models
 from hpcfl.start.outputs import Outputs
 from hpcfl.start.progress import Progress
 from hpcfl.start.rank_layout import Ranks
 from hpcfl.types import IntArray, Record, Vector
-from hpcfl.user_code.names import short_name
 
 
 class StartPoint(NamedTuple):
@@ -106,7 +104,7 @@ class RankSession:
         self._has_callbacks = bool(comm.bcast("yes" if callbacks else ""))
         self.ended: EarlyEnd | None = None
         job, clients = components.job, len(components.population.rows)
-        self._accountant = accountant(job.algorithm, job.cohort, clients, alone=job.devices is None)
+        self.accountant = accountant(job.algorithm, job.cohort, clients, alone=job.devices is None)
 
     @property
     def my_clients(self) -> list[int]:
@@ -209,9 +207,9 @@ class RankSession:
         if self.components.job.evaluate.best and self.comm.rank == 0:
             personal = counts_own_models(self.components)
             self.checkpointer.best.offer(round, scores, x, personal=personal)
-        if self._accountant is None or self._accountant.why_none:
+        if self.accountant is None or self.accountant.why_none:
             return scores
-        return {**scores, "epsilon": self._accountant.epsilon(round)}
+        return {**scores, "epsilon": self.accountant.epsilon(round)}
 
     def record(self, record: Record, busy: Sequence[float], x: Vector) -> None:
         """Write a round to the log, the progress and the callbacks, see ``Outputs.record``."""
@@ -247,38 +245,3 @@ class RankSession:
     def close(self) -> None:
         """Release the files of the store, if it was opened."""
         self.checkpointer.close()
-
-    def describe(self, done: int) -> str:
-        """One line about the job, for the beginning of a start."""
-        components, job = self.components, self.components.job
-        population = components.population
-        algorithm = dict(components.loaded.tree["algorithm"])
-        name = short_name(algorithm.pop("name"))
-        settings = ", ".join(f"{key} {json.dumps(value)}" for key, value in algorithm.items())
-        held_out = population.split.held_out is not None
-        unscored = held_out and not job.evaluate.scores_clients
-        parts = [
-            f"{name} ({settings}): {len(population.rows)} clients, "
-            f"{components.model.text}, "
-            f"{self.comm.size} rank(s) by {self.comm.backend} on {components.device.type}, "
-            f"{job.precision}, into {self.folder.root}"
-        ]
-        if done:
-            parts[0] += f", from round {done}"
-        if not isinstance(job.loss, str):
-            parts.append(f"losses are those of {json.dumps(components.loaded.tree['loss'])}")
-        if components.model.missing_weights:
-            parts.append(f"model.init left out {', '.join(components.model.missing_weights)}")
-        if self.outputs.callbacks:
-            parts.append(f"calls {', '.join(self.outputs.callbacks.names)}")
-        if self._accountant is not None and (why := self._accountant.why_none):
-            parts.append(f"epsilon is not in the log: {why}")
-        if unscored:
-            parts.append("held-out examples are not scored: evaluate.clients=true does")
-        if job.evaluate.best and not any(
-            "validation" in key for key in possible_scores(components)
-        ):
-            own = own_models(components) if counts_own_models(components) else None
-            where = "the test set" if own is None else own.examples
-            parts.append(f"evaluate.best chooses on {where}: data.validation keeps nothing")
-        return "; ".join(parts)

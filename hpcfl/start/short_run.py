@@ -21,7 +21,8 @@ from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader
 from hpcfl.start.device import device_type
 from hpcfl.start.environment import versions
-from hpcfl.start.start import StartRequest, join_ranks, serve
+from hpcfl.start.request import StartRequest
+from hpcfl.start.start import join_ranks, serve
 from hpcfl.types import Record
 
 

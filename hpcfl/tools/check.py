@@ -19,7 +19,8 @@ from hpcfl.data.split import effective_partition, split_examples
 from hpcfl.engine.dry_round import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
-from hpcfl.job.schema import Job, LoadedJob, resolve_algorithm
+from hpcfl.job.resolve import resolve_algorithm
+from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.models.base import TORCHVISION
 from hpcfl.runs.job_file.resume_rules import input_places
 from hpcfl.runs.job_file.settings import flatten, written

@@ -56,7 +56,7 @@ def _jobs(path: Path) -> Sequence[Settings]:
         return found
     if "grid" in read(find_job(path)).tree:
         return [flatten(point.loaded.tree) for point in read_sweep(path).points]
-    from hpcfl.job.schema import load  # which needs torch, as a run in a directory does not
+    from hpcfl.job.load import load  # which needs torch, as a run in a directory does not
 
     return [flatten(load(path).tree)]
 

@@ -20,8 +20,9 @@ from hpcfl.engine.dry_round import RoundSchema, dry_round, nbytes, traffic
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.io.table import render_tables
 from hpcfl.job.description import REQUIRED, kinds, settings, summary
+from hpcfl.job.load import limits
 from hpcfl.job.registry import find_own
-from hpcfl.job.schema import SECTIONS, Job, limits
+from hpcfl.job.schema import SECTIONS, Job
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.models.base import ModelConfig

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import nn
 
-from hpcfl.job.schema import LoadedJob, load
+from hpcfl.job.load import load
+from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.manifest import committed
 from hpcfl.start.components.build import build_components
 from hpcfl.start.components.components import Components

@@ -15,7 +15,7 @@ from hpcfl.algorithms.base import Upload
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.runs.layout import RunDir
 from hpcfl.start.components import choose_executor

@@ -18,7 +18,7 @@ from hpcfl.algorithms.facts import Client, Cohort
 from hpcfl.clients.draws import drawn
 from hpcfl.engine.dry_round import dry_round
 from hpcfl.engine.trial import StandIn, made_up_counts
-from hpcfl.job.schema import REGISTRIES
+from hpcfl.job.registry import REGISTRIES
 from hpcfl.local.grad import StepGrad
 from hpcfl.types import Batch
 from tests.algorithms.facts import facts

@@ -13,7 +13,7 @@ from hpcfl.algorithms.qsgd import QSGD
 from hpcfl.algorithms.randk import RandK
 from hpcfl.algorithms.topk import TopK
 from hpcfl.clients.draws import drawn
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from tests.algorithms.play import Problem, softmax_problem, tree
 from tests.algorithms.settings import (
     CLIENTS,

@@ -15,7 +15,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.layout import stand_in
 from hpcfl.algorithms.optim import Sgd
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, REFUSE_MOMENTUM
 from tests.algorithms.play import Problem, parts, softmax_problem, tree
 from tests.algorithms.reference import Setting

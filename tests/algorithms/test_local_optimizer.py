@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import hpcfl
 from hpcfl.algorithms.optim import AdamW, Optimizer, Own
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.executors import make_executor
 from tests.algorithms.facts import COHORT
 from tests.algorithms.play import parts, play, softmax_problem, tree, xs

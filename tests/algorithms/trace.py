@@ -21,7 +21,7 @@ from hpcfl.comm.solo import Solo
 from hpcfl.engine.loop import run_rounds
 from hpcfl.engine.run import CheckpointState
 from hpcfl.io.signals import Signals
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.local.gradient import Gradient
 from hpcfl.models.losses import LOSSES
 from hpcfl.start.build_run import build_run

@@ -17,7 +17,7 @@ import scaling
 import store
 from common import Measurement, take_turns
 from hpcfl.errors import HpcflError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from tests.parallel.harness import find_mpirun
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from hpcfl.checkpoint.buffers import read, write
 from hpcfl.errors import StoreError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.models import MODELS
 from hpcfl.start.components.build import build_components
 

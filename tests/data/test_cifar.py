@@ -10,7 +10,7 @@ import torch
 from hpcfl.data.sources.cifar10 import Cifar10
 from hpcfl.data.sources.cifar100 import Cifar100
 from hpcfl.errors import DataError, JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from tests.real_data import cifar10
 from tests.vision import torchvision
 

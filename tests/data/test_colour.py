@@ -8,7 +8,7 @@ from hpcfl.data.colour import Colour
 from hpcfl.data.images import CropFlipNormalize
 from hpcfl.data.partition import Pooled
 from hpcfl.data.sources.cifar10 import Cifar10
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from tests.vision import torchvision
 

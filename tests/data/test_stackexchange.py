@@ -12,7 +12,7 @@ import pytest
 
 from hpcfl.data.download import quiet
 from hpcfl.errors import DataError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from tests.real_data import real
 
 EXAMPLE = Path(__file__).parents[2] / "examples/stackexchange"

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from hpcfl.clients.client_states import ClientStates
-from hpcfl.engine import choice, loop
+from hpcfl.engine import choice
+from hpcfl.engine import round as round_
 from hpcfl.errors import DivergedError, JobError
 from hpcfl.evaluation.measure import Meter
 from hpcfl.seeds import stream
@@ -43,7 +44,7 @@ def chosen(monkeypatch):
         found.append(made.members.tolist())
         return made
 
-    monkeypatch.setattr(loop, "choose", noting)
+    monkeypatch.setattr(round_, "choose", noting)
     return found
 
 

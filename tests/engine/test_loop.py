@@ -16,11 +16,11 @@ from hpcfl.clients import client_pool
 from hpcfl.engine import loop
 from hpcfl.errors import ClientError, DivergedError, Stopped
 from hpcfl.io.signals import STOP
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.local.sequential import Sequential
 from hpcfl.runs.log import RunLog
 from hpcfl.runs.manifest import committed
-from hpcfl.start import start as starting
+from hpcfl.start import prepare
 from hpcfl.start.start import resume, start
 from hpcfl.store.arena import StateArena
 from hpcfl.store.row_table import Table
@@ -69,7 +69,7 @@ def test_examples_are_those_that_the_local_steps_took(tmp_path, monkeypatch):
 
     monkeypatch.setattr(client_pool, "order", counting)
     monkeypatch.setattr(
-        starting, "check_components", lambda parts, *, resumed: ()
+        prepare, "check_components", lambda parts, *, resumed: ()
     )  # takes examples too
     local = {"steps": 7, "batch_size": 4, "lr": 0.01}
     cohort = {"kind": "replay", "rounds": [[0, 1], [], [2, 3, 4]]}

@@ -8,7 +8,7 @@ import torch
 
 from hpcfl.engine import round_zero as engine
 from hpcfl.errors import ClientError, DivergedError, Stopped
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.local.sequential import Sequential
 from hpcfl.runs.manifest import committed
 from hpcfl.start.start import resume, start
@@ -121,7 +121,7 @@ def test_an_error_of_a_client_names_it(tmp_path, monkeypatch):
         raise RuntimeError("no")
 
     loaded = load(job(tmp_path))
-    monkeypatch.setattr("hpcfl.start.start.check_components", lambda components, *, resumed: ())
+    monkeypatch.setattr("hpcfl.start.prepare.check_components", lambda components, *, resumed: ())
     monkeypatch.setattr("hpcfl.local.gradient.Gradient.full", broken)
     with pytest.raises(ClientError, match="client 0, round 0, full gradient"):
         start(loaded, tmp_path / "run")

@@ -16,7 +16,7 @@ from hpcfl.engine.hook_rules import CheckedAlgorithm
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
 from hpcfl.evaluation.metrics import totals
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.local.sequential import Sequential
 from hpcfl.runs.log_keys import measured
 from hpcfl.start.checks.preflight import check_sizes

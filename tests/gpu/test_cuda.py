@@ -12,7 +12,7 @@ from torch import nn
 import hpcfl
 from gpu_jobs import Subject, random_job
 from hpcfl.clients.padded_batches import PaddedBatches
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.models import MODELS
 from hpcfl.runs.job_file.yaml_file import as_override

@@ -35,7 +35,7 @@ from hpcfl.engine.loop import run_rounds
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.scores import Evaluation
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.local import lanes as lanes_module
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS

@@ -12,7 +12,7 @@ import yaml
 import hpcfl as package
 from hpcfl.errors import JobError
 from hpcfl.job.description import _meanings
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.yaml_file import add_checksum
 from hpcfl.types import Section
 from hpcfl.user_code.accepts import Accepts

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from hpcfl.clients.sampling import Replay
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load, resolve_algorithm
+from hpcfl.job.load import load
+from hpcfl.job.resolve import resolve_algorithm
 from hpcfl.tools.sweep.grid import read_sweep
 from tests.hostile.damage import damaged, ends_well, many
 

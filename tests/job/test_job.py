@@ -15,7 +15,7 @@ from hpcfl.clients.sampling import Cyclic, Uniform
 from hpcfl.data.partition import Dirichlet, Iid
 from hpcfl.data.sources.digits import Digits
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.job.tasks import TASKS
 from hpcfl.models.linear import Linear
 from hpcfl.start.components.build import build_components

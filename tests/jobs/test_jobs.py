@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.tools.check import check_job
 from tests.jobs.every import JOBS, ROOT, SWEEPS, name, sweep
 from tests.long_form import LONG

@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import save_file
 
 import hpcfl
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.models import MODELS
 from tests.jobs.every import FILES, JOBS, sweep
 from tests.jobs.miniatures import CLIENTS, MAKERS, SMALLER, SUBSETS

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.log_keys import measured
 from hpcfl.runs.manifest import committed
 from hpcfl.start.components.build import build_components

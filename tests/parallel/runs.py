@@ -13,7 +13,7 @@ from pathlib import Path
 import hpcfl
 from hpcfl.engine import loop
 from hpcfl.errors import Stopped
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start import start
 
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from hpcfl.engine import loop
-from hpcfl.job.schema import load
-from hpcfl.start import start
+from hpcfl.job.load import load
+from hpcfl.start import prepare, start
 
 NAME = "/hpcfl-data-"
 _HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ (.+)$")
@@ -31,7 +31,7 @@ def mapping(name: str) -> dict[str, str | int]:
 
 
 def main(job: str, out: Path) -> None:
-    build, run_round = start.build_components, loop.run_round
+    build, run_round = prepare.build_components, loop.run_round
     datasets = []
 
     def kept(*args, **how):
@@ -48,7 +48,7 @@ def main(job: str, out: Path) -> None:
             run.comm.barrier()
         return run_round(run, server, t, asked)
 
-    start.build_components, loop.run_round = kept, looked
+    prepare.build_components, loop.run_round = kept, looked
     start.start(load(job), out)
 
 

@@ -14,7 +14,7 @@ from tests.parallel.harness import environment
 
 LOAD = "hpcfl.data.sources.digits:Digits.load"
 COMMIT = "hpcfl.checkpoint.writer:PendingCheckpoint.commit"
-ROUND = "hpcfl.engine.loop:run_round"
+ROUND = "hpcfl.engine.round:run_round"
 LATER = ("yaml", "hpcfl.engine.loop", "h5py")  # imported after hpcfl.cli.main
 
 
@@ -123,7 +123,7 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
         ("status", "hpcfl.tools.status:find_runs"),
         ("report", "hpcfl.tools.report.collect:collect_runs"),
         ("plan", "hpcfl.tools.plan.show:make_plan"),
-        ("data prepare", "hpcfl.job.schema:data_section"),
+        ("data prepare", "hpcfl.job.load:data_section"),
         ("report", "matplotlib.figure"),
     ],
 )

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.manifest import committed, rounds
 from hpcfl.start.components.build import build_components
 from hpcfl.store.row_table import Table

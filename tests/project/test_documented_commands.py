@@ -14,7 +14,7 @@ from hpcfl.cli.main import main
 from hpcfl.cli.parser import parser
 from hpcfl.errors import JobError
 from hpcfl.job.json_schema import job_schema
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.packaged import find_job
 from hpcfl.tools.sweep.grid import read_sweep
 from tests.project.pages import blocks

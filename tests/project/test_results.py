@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hpcfl.data.sources.cifar10 import Cifar10
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogReader

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.settings import flatten
 from tests.project.pages import blocks
 

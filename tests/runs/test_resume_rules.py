@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.resume_rules import (
     IMMUTABLE,
     KEPT_IN_BRANCH,

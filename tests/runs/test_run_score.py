@@ -13,7 +13,7 @@ import pytest
 
 import hpcfl as api
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.record import RunRecord, read_run
 from hpcfl.runs.run_score import OwnModels

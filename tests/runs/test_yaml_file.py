@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.yaml_file import as_override, as_shell_word, override, plain, read
 
 KEYS = ("data", "kind", "cohort", "size", "algorithm", "name", "local", "lr", "rounds", "task")

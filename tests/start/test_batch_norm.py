@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hpcfl as package
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from tests.vision import torchvision
 

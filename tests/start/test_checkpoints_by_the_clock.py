@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.start import start
 from tests.algorithms.play import parts, softmax_problem, states, tree
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpcfl.io import memory
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.checks.disk import simulate_schedule
 from hpcfl.start.checks.memory import rank_memory
 from hpcfl.start.components.build import build_components

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 import hpcfl
 from hpcfl.comm.solo import Solo
 from hpcfl.errors import DataError, JobError, StoreError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.layout import RunDir
 from hpcfl.start import objects
 from hpcfl.start.components.build import build_components

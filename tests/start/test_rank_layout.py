@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hpcfl.comm.solo import Solo
 from hpcfl.comm.watched import WatchedComm
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start import rank_layout
 from hpcfl.start.rank_layout import describe, discover_ranks
 from tests.seats import gpu, seat

@@ -9,7 +9,7 @@ import pytest
 from hpcfl.engine.callbacks import Callback
 from hpcfl.errors import JobError
 from hpcfl.io import memory
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start import short_run
 from hpcfl.start.short_run import EndEarly, run_shortly
 from hpcfl.start.start import serve

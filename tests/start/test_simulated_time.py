@@ -9,7 +9,7 @@ import torch
 from hpcfl.algorithms.dpfedavg import DPFedAvg
 from hpcfl.clients.sampling import Bernoulli, Uniform
 from hpcfl.evaluation.privacy import accountant
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from tests.parallel.outcome import log, model, outcome
 

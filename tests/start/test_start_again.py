@@ -8,7 +8,7 @@ import yaml
 
 import hpcfl
 from hpcfl.runs.layout import RunDir
-from hpcfl.start import start
+from hpcfl.start import prepare
 from hpcfl.start.components import choose_executor
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts, text
@@ -164,7 +164,7 @@ def test_a_start_that_another_has_overtaken_is_to_be_given_again(go, monkeypatch
     """The other one has run and ended while this one loaded its data."""
     assert go().code == 0
     with monkeypatch.context() as patched:
-        patched.setattr(start, "_has_checkpoint", lambda _: False)
+        patched.setattr(prepare, "_has_checkpoint", lambda _: False)
         done = go()
     assert done.code == 75
     assert "holds a run of this job already" in done.err[-1]

@@ -7,7 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.checks.preflight import check_components
 from hpcfl.start.components.build import build_components
 

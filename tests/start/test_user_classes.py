@@ -14,8 +14,8 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.clients.client_pool import ClientPool
 from hpcfl.errors import is_fault_of_hpcfl
+from hpcfl.job.load import load
 from hpcfl.job.registry import FORMER_HOOKS
-from hpcfl.job.schema import load
 from hpcfl.local.gradient import Gradient
 from hpcfl.models.linear import Linear
 from hpcfl.models.losses import squared

@@ -13,7 +13,7 @@ from hpcfl.algorithms.fedhbm import FedHBM
 from hpcfl.algorithms.fedper import FedPer
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.data import SOURCES
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
 from hpcfl.tools.check import check_job, count_classes

@@ -8,7 +8,7 @@ import pytest
 
 import hpcfl as fl
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.record import RunRecord
 from hpcfl.tools.report import by_run, by_seed, plain, to_markdown

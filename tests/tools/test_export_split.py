@@ -10,7 +10,7 @@ import torch
 
 from hpcfl import load_model
 from hpcfl.data.split import partition_examples
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from tests.real_data import cifar10, real
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.tools.sweep.grid import read_sweep
 
 JOB = """\

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from hpcfl.tools.plan.host_memory import (
     COMPUTED,

@@ -9,7 +9,7 @@ import pytest
 
 from hpcfl.errors import JobError
 from hpcfl.io import memory as io_memory
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.short_run import ShortRun
 from hpcfl.tools.plan import measure as module
 from hpcfl.tools.plan.data import planned_job, read_sizes

@@ -9,7 +9,7 @@ import torch
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.engine.dry_round import dry_round, traffic
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from hpcfl.tools.plan.resources import plan
 

@@ -8,7 +8,7 @@ import yaml
 from rich.filesize import decimal
 
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from hpcfl.tools.plan.data import planned_job, read_sizes
 from hpcfl.tools.plan.host_memory import COMPUTED, MEASURED, HostMemory, computed_memory

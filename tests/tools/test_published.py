@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.settings import flatten
 from hpcfl.tools.report.published import centralised, find, published, set_up
 from tests.jobs.every import sweep

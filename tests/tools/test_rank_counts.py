@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from hpcfl.tools.plan import rank_counts
 from hpcfl.tools.plan.host_memory import computed_memory

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl.errors import JobError
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.record import RunRecord
 from hpcfl.tools.report import as_papers, by_run, plain, to_csv, to_latex, to_markdown

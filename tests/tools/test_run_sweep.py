@@ -11,7 +11,7 @@ from hpcfl.data.base import DataConfig
 from hpcfl.errors import Stopped, SweepError
 from hpcfl.io import checksum
 from hpcfl.io.signals import latch_early
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.runs.job_file.yaml_file import add_checksum
 from hpcfl.runs.layout import RunDir

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.record import RunRecord
 from hpcfl.runs.sweep_log import Label, PlaceInSweep, place_in_sweep

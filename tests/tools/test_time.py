@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hpcfl.clients.assignment import Balance, assign_owners
-from hpcfl.job.schema import load
+from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from hpcfl.tools.plan.measure import Measurement, TimedRound
 from hpcfl.tools.plan.time import predict

@@ -7,7 +7,8 @@ import torch
 from hpcfl.data.base import Dataset
 from hpcfl.data.split import Split, split_examples
 from hpcfl.errors import as_job_error, defined
-from hpcfl.job.schema import LoadedJob, resolve_algorithm
+from hpcfl.job.resolve import resolve_algorithm
+from hpcfl.job.schema import LoadedJob
 from hpcfl.start.components.components import Components
 from hpcfl.start.components.load_data import load_data
 from hpcfl.start.components.model import make_model

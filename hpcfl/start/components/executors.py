@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from hpcfl.errors import HpcflError, JobError, one_line
-from hpcfl.job.schema import check_full_blocks
+from hpcfl.job.resolve import check_full_blocks
 from hpcfl.local.block import block_executor
 from hpcfl.local.executor import MAX_BLOCK_SIZE, Executor
 from hpcfl.local.gradient import Gradient

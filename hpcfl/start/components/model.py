@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from hpcfl.algorithms.layout import Layout
 from hpcfl.data.base import Dataset
-from hpcfl.job.schema import LoadedJob, carried_statistics
+from hpcfl.job.resolve import carried_statistics
+from hpcfl.job.schema import LoadedJob
 from hpcfl.models.flat_vector import buffers, frozen_note, layout_of
 from hpcfl.models.statistics import RunningStatistics, statistics_of
 from hpcfl.start.components.initial_model import initial_model

@@ -10,7 +10,8 @@ from hpcfl.engine.dry_round import RoundSchema, dry_round
 from hpcfl.engine.hook_rules import hook_advice
 from hpcfl.engine.statistics import WithStatistics
 from hpcfl.errors import as_job_error
-from hpcfl.job.schema import Job, LoadedJob, carried_statistics
+from hpcfl.job.resolve import carried_statistics
+from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.start.components.model import Model
 from hpcfl.store.schema import StateSchema
 from hpcfl.types import Vector

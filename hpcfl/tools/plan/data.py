@@ -18,7 +18,8 @@ from hpcfl.data.partition import File, Iid, RowRanges
 from hpcfl.data.sizes import even_sizes, lognormal_sizes
 from hpcfl.data.sources.arrays import cast, to_indices
 from hpcfl.errors import JobError
-from hpcfl.job.schema import LoadedJob, section
+from hpcfl.job.load import section
+from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file.yaml_file import JobFile
 from hpcfl.seeds import key, stream
 from hpcfl.types import Count, Examples, IntArray, LossName, Natural, Section, Stored

@@ -12,7 +12,8 @@ from typing import Any
 
 from hpcfl.errors import JobError
 from hpcfl.io.files import present
-from hpcfl.job.schema import LoadedJob, resolve_algorithm
+from hpcfl.job.resolve import resolve_algorithm
+from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file.settings import SEED, flatten, value_of
 from hpcfl.runs.job_file.yaml_file import as_yaml, plain
 from hpcfl.runs.layout import RunDir

@@ -73,7 +73,8 @@ class Point:
         Raises:
             JobError: where, what was found, what was expected.
         """
-        from hpcfl.job.schema import check, resolve_algorithm  # which needs torch
+        from hpcfl.job.load import check  # which needs torch
+        from hpcfl.job.resolve import resolve_algorithm  # which needs torch
 
         try:
             loaded = check(self.file, self.name)

@@ -17,7 +17,7 @@ def places():
     """Phase -> the function in which it stops, and in which of its calls."""
     from hpcfl.comm import meeting, secret, torch_distributed, watched
     from hpcfl.data import host_copy
-    from hpcfl.start import checkpointer, resume, session, start
+    from hpcfl.start import checkpointer, prepare, resume, session, start
     from hpcfl.start.components import load_data
 
     first = RANK == "0"
@@ -26,10 +26,10 @@ def places():
         "meeting": (meeting._Meeting, "wait_for_all"),
         "sharing": (secret.secrets, "token_hex") if first else (secret, "read"),
         "grouping": (torch_distributed.dist, "init_process_group"),
-        "agreeing": (start, "discover_ranks"),
-        "fetching": (start, "_fetch_files"),
+        "agreeing": (prepare, "discover_ranks"),
+        "fetching": (start, "fetch_files"),
         "loading": (load_data, "load_data") if first else (host_copy, "_wait"),
-        "building": (start, "build_components"),
+        "building": (prepare, "build_components"),
         "beginning": (session.RankSession, "open_store"),
         "heartbeats": (watched.Watchdog, "watch_files"),
         "verifying": (resume, "verify_states"),

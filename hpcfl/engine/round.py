@@ -1,0 +1,135 @@
+"""The mathematics of a round, which every rank runs; comm, store and assignment differ by rank."""
+
+from typing import Any
+
+from torch import Tensor
+
+from hpcfl.algorithms.facts import Cohort
+from hpcfl.clients.assignment import NOBODY, Assignment
+from hpcfl.clients.draws import drawn
+from hpcfl.clients.participation import Participation
+from hpcfl.engine.choice import Chosen, choose
+from hpcfl.engine.dry_round import Traffic
+from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
+from hpcfl.engine.hook_rules import require_form
+from hpcfl.engine.requests import RoundRequests
+from hpcfl.engine.run import Run
+from hpcfl.errors import DivergedError
+from hpcfl.types import Record
+
+
+def run_round(
+    run: Run, server: Any, t: int, local_values: LocalValues
+) -> tuple[Any, Record, RoundRequests]:
+    """Collective: run round ``t``; the server, the line of the log, and the ranks' requests.
+
+    Raises:
+        DivergedError: an upload or the server is not finite.
+    """
+    algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
+    participation, assignment, upcoming, chosen = _participation(run, server, t)
+    members, steps, wait = participation
+    size = len(members)
+    record: Record = {"round": t + 1, "clients": size, "down_bytes": 0, "up_bytes": 0}
+    if chosen is not None:
+        record["candidates"] = chosen.candidates
+        _count(record, chosen.traffic)
+    record |= training.clients.work_of(members, steps)
+    if run.clock is not None and wait is not None:
+        record |= run.clock.pass_round(wait)
+    cohort = Cohort(t, size, len(training.clients), schedule.local_lr(t), grads=())
+    if not size:
+        timer.mark("sample")
+        maxima = run.comm.allreduce_max(local_values())
+        timer.record_wait(RoundRequests.metrics(maxima))
+        if algorithm.updates_without_clients:
+            server = _updated(run, server, run.schema.zero_mean(server.x), cohort)
+        return server, record, RoundRequests.of(maxima)
+    mine = assignment.trained
+    passes = 1 + (algorithm.full_gradient != "none")
+    # The reads of this round in their order, full gradients first, and those of the next round.
+    training.clients.prefetch([*mine * passes, *upcoming.trained])
+    weights = dict(zip(members.tolist(), schedule.weights(t, members).tolist(), strict=True))
+    tasks = training.clients.tasks(mine, t, steps)
+    timer.mark("sample")
+    cohort, tasks, traffic = take_full_gradients(run, server, cohort, tasks, local_values)
+    _count(record, traffic)
+    message = algorithm.broadcast(server, cohort)
+    record["down_bytes"] += size * algorithm.down_bytes(message)
+    states = training.states.load(assignment, upcoming)
+    timer.mark("read")
+    results = training.executor.train(
+        message, tasks, states, local_models=run.observer.needs_local_models(t)
+    )
+    del states  # make room for the new ones: together they may not fit
+    training.clients.make_ahead(upcoming.trained, t + 1)
+    timer.mark("compute")
+    record["data_s"] = training.clients.pop_elapsed_s()
+    timer.move(record["data_s"], "compute", "read")
+    for task, result in zip(tasks, results, strict=True):
+        run.schema.require_form_of(algorithm, task, result)
+    uploads = [run.schema.with_loss(result.upload, result.loss) for result in results]
+    mean, up, maxima = run.uploads.mean(
+        uploads,
+        mine,
+        [weights[i] for i in mine],
+        total=sum(weights.values()),
+        cohort=size,
+        local_values=local_values(),
+        round=t + 1,
+    )
+    timer.record_wait(RoundRequests.metrics(maxima))
+    record["up_bytes"] += up
+    training.states.save(assignment, [result.state for result in results], message.x)
+    timer.mark("write")
+    upload, loss = run.schema.split_loss(mean)
+    record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
+    after = _updated(run, server, upload, cohort)
+    record |= run.observer.observe(cohort, message, after.x, tasks, results)
+    return after, record, RoundRequests.of(maxima)
+
+
+def _count(record: Record, traffic: Traffic) -> None:
+    """Add bytes to the line of the log."""
+    record["down_bytes"] += traffic.down
+    record["up_bytes"] += traffic.up
+
+
+def _participation(
+    run: Run, server: Any, t: int
+) -> tuple[Participation, Assignment, Assignment, Chosen | None]:
+    """Who takes part in a round, this rank's clients of it, and of the next one as far as known.
+
+    Collective where losses choose; then the choice comes last.
+    """
+    schedule = run.schedule
+    if run.choice is None:
+        return schedule.participation(t), schedule.assignment(t), schedule.assignment(t + 1), None
+    chosen = choose(run, run.choice, server, t)
+    assignment = run.choice.assignment(t, chosen.participation)
+    run.training.states.prefetch(assignment.owned)
+    return chosen.participation, assignment, NOBODY, chosen
+
+
+def _updated(run: Run, server: Any, mean: Any, cohort: Cohort) -> Any:
+    """The server after a round with this mean upload; the same on every rank.
+
+    Raises:
+        DivergedError: it is not finite.
+    """
+    algorithm, seed, t = run.algorithm, run.training.clients.seed, cohort.round
+    cohort = cohort._replace(draws=drawn(algorithm.server_draws, server.x, seed, t))
+    after = algorithm.update(server, mean, cohort)
+    require_form(algorithm, "update", "a server", after, "before", server)
+    _require_finite(after, t + 1)
+    return after
+
+
+def _require_finite(server: Any, round: int) -> None:
+    """Check the server for non-finite values; past models in tuples were checked before."""
+    for name, value in zip(server._fields, server, strict=True):
+        if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+            raise DivergedError(
+                f"round {round}: the server's {name!r} is not finite after its step; the last "
+                "checkpoint stands. Lower algorithm.server_lr or local.lr"
+            )
