@@ -12,8 +12,6 @@ from hpcfl.errors import JobError, StoreError
 from hpcfl.io.atomic import STANDS
 from hpcfl.runs.branches import parse_branches
 from hpcfl.runs.client_table import table_until, truncate_table
-from hpcfl.runs.job_file.resume_rules import ending_fingerprint
-from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import require_log_prefix, truncate_log
 from hpcfl.runs.manifest import (
@@ -34,6 +32,7 @@ from hpcfl.runs.manifest import (
 )
 from hpcfl.start.components.components import Components
 from hpcfl.start.copy_run import copy_run
+from hpcfl.start.early_end import ending_settings
 from hpcfl.start.resume_request import ResumeRequest
 from hpcfl.start.session import RankSession, StartPoint
 from hpcfl.store.row_table import Table, is_row_table
@@ -220,7 +219,7 @@ def _older_tables(session: RankSession, retained_rounds: Sequence[int]) -> list[
 
 def _why_ended(newest: Checkpoint, components: Components) -> str:
     """Why the run ended there, if its settings still say so; empty if it goes on."""
-    by = ending_fingerprint(flatten(components.loaded.tree))
+    by = ending_settings(components.loaded)
     return newest.ended.get("reason", "") if newest.ended.get("by") == by else ""
 
 

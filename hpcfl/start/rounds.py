@@ -13,12 +13,13 @@ from hpcfl.runs.run_score import score_key
 from hpcfl.start.announce import announce
 from hpcfl.start.build_run import build_run
 from hpcfl.start.components.scores import counts_own_models
+from hpcfl.start.early_end import EarlyEnd
 from hpcfl.start.progress import open_progress
 from hpcfl.start.record_start import (
     record_outcomes,
     warn_of_divergence,
 )
-from hpcfl.start.session import EarlyEnd, RankSession, StartPoint
+from hpcfl.start.session import RankSession, StartPoint
 from hpcfl.types import Vector
 
 

@@ -23,8 +23,6 @@ from hpcfl.evaluation.scores import Evaluation
 from hpcfl.evaluation.stopping import StopRule
 from hpcfl.local.gradient import Gradient
 from hpcfl.runs.branches import Branch
-from hpcfl.runs.job_file.resume_rules import ending_fingerprint
-from hpcfl.runs.job_file.settings import flatten
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import LogPosition
 from hpcfl.runs.requests import Request
@@ -33,6 +31,7 @@ from hpcfl.start.components.components import Components
 from hpcfl.start.components.model_function import require_of_run, require_on_ranks
 from hpcfl.start.components.personal_models import PersonalModels
 from hpcfl.start.components.scores import counts_own_models
+from hpcfl.start.early_end import EarlyEnd, ending_settings
 from hpcfl.start.outputs import Outputs
 from hpcfl.start.progress import Progress
 from hpcfl.start.rank_layout import Ranks
@@ -49,17 +48,6 @@ class StartPoint(NamedTuple):
     """The log up to there; on rank 0."""
     ended: str = ""
     """Why the run ended there, before its last round; empty if there are rounds to do."""
-
-
-class EarlyEnd(NamedTuple):
-    """The end of a run before its last round, by its scores or a callback."""
-
-    round: int
-    """Rounds completed."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"finished early at round {self.round}: {self.reason}"
 
 
 class RankSession:
@@ -229,7 +217,7 @@ class RankSession:
         if self.ended is not None:
             ended = {
                 "reason": self.ended.reason,
-                "by": ending_fingerprint(flatten(parts.loaded.tree)),
+                "by": ending_settings(parts.loaded),
             }
         self.checkpointer.begin(round, server, parts.model.buffers, ended)
 

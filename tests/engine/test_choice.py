@@ -41,7 +41,7 @@ def chosen(monkeypatch):
 
     def noting(*args):
         made = choice.choose(*args)
-        found.append(made.members.tolist())
+        found.append(made.participation.members.tolist())
         return made
 
     monkeypatch.setattr(round_, "choose", noting)
