@@ -46,7 +46,7 @@ class Submission(NamedTuple):
     """What the words and the environment of a batch script mean."""
 
     kind: Kind
-    """Of the first word: the file of a job or a sweep, or the directory of a run."""
+    """What the first word names: the file of a job or a sweep, or the directory of a run."""
     out: Path
     """The directory of the run, or of the sweep's runs."""
     runs: tuple[Path, ...]

@@ -68,7 +68,7 @@ class Assignment(NamedTuple):
 
 
 NOBODY = Assignment(-1, [], [], [])
-"""Of no round: stands for the next one where its cohort is not known yet."""
+"""Stands for the next round where its cohort is not known yet."""
 
 
 class Balance:

@@ -35,7 +35,7 @@ class ClientTests(NamedTuple):
     """Where they are from: training examples that the clients hold out, the data set's test
     examples of these clients, or what they train on."""
     rows: Sequence[ExampleRows]
-    """Of each client: rows of the test examples, or of the training examples."""
+    """The rows of each client among the test examples, or the training examples."""
 
 
 class ClientData(NamedTuple):
@@ -81,7 +81,7 @@ class ClientPool:
         dataset, self._rows, self._tests, self._validation = data
         train = resident(dataset.train, device, mapped=dataset.mapped)
         self.train_source = example_source(train, data.rows, device)
-        """Of the training examples, which are on the device where they fit."""
+        """Reads the training examples, which are on the device where they fit."""
         self._test_set, self._mapped = dataset.test, dataset.mapped
         self._loss = dataset.loss
         self._transform, self._personal = dataset.transform, dataset.personal
@@ -373,7 +373,7 @@ class ClientPool:
 
     @cached_property
     def test_source(self) -> ExampleSource:
-        """Of the test examples, which are on the device from the first use on where they fit."""
+        """Reads the test examples, which are on the device from the first use on where they fit."""
         if self._test_set is None:
             raise ValueError("the data set has no test examples")
         examples = resident(self._test_set, self._device, mapped=self._mapped)

@@ -235,7 +235,7 @@ class Importance(_WithSize):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Sized):
-    """Of ``candidates``, drawn as ``weights`` says, the ``size`` with the largest loss.
+    """The ``size`` clients with the largest loss, of ``candidates`` drawn as ``weights`` says.
 
     Power-of-choice (Cho, Wang, Joshi, 2020), pow-d: the candidates are drawn without replacement,
     receive the model, and send its loss on all their training examples.  Those with the largest

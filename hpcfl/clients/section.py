@@ -29,8 +29,8 @@ class Local(Section):
     drop_last: bool = False
     """Skip the last batch of a pass if it is smaller than the others and not the only one."""
     optimizer: OptimizerConfig = "sgd"
-    """Of the steps, from a fresh state in every round: sgd, adam, adamw, muon, or a dotted path; or
-    a section of its ``kind`` and keys."""
+    """The optimiser of the steps, from a fresh state in every round: sgd, adam, adamw, muon, or a
+    dotted path; or a section of its ``kind`` and keys."""
     weight_decay: NonNegative = 0.0
     """lambda: lambda times the point of the gradient is added to each step's direction, or, with
     adamw and muon, to what the optimiser makes of it."""

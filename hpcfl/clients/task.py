@@ -33,7 +33,7 @@ class ClientTask(NamedTuple):
     full_batches: Iterator[tuple[int, Batch]]
     """All examples without augmentation, each batch with the number of terms of its mean loss."""
     dropout_seed: int
-    """Of the first local step; the seed of each further step is larger by 1."""
+    """The seed of the first local step; that of each further step is larger by 1."""
     batch_indices: Iterator[BatchIndices]
     """The indices of the same batches, for a block that gathers those of many clients at once."""
 

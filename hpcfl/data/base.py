@@ -85,10 +85,10 @@ class Dataset:
     """Whether the examples are in a file that is mapped into memory: the system loads its pages
     when they are used, and drops them when memory is short."""
     origin: str = ""
-    """Of examples in a prepared file: what it was made from, and its size, which a resume compares
+    """What a prepared file was made from, and its size, which a resume compares
     in the place of the examples (``hpcfl.data.prepared_file.origin_and_size``)."""
     digest: str = ""
-    """Of all examples and their clients, once a run has loaded them."""
+    """The digest of all examples and their clients, once a run has loaded them."""
     notes: tuple[str, ...] = ()
     """Lines for the user, printed when a run starts, and by ``hpcfl check --data``."""
 

@@ -17,7 +17,7 @@ def row_not_finite(numbers: NDArray[Any]) -> int | None:
 
 
 def peaks(numbers: Tensor) -> NDArray[np.float64]:
-    """Of each example [n, ...] its largest absolute value [n]; NaN of one with a NaN.
+    """The largest absolute value [n] of each example [n, ...]; NaN of one with a NaN.
 
     0 of integers and booleans, which are finite.
     """

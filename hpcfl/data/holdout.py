@@ -17,8 +17,8 @@ class Validation(Section):
     """Training data that is kept for choices: of the best round, of a rate."""
 
     share: Part
-    """Of every client's examples, or of the clients; rounded, at least one, but at least one
-    remains for training."""
+    """The part of every client's examples, or of the clients; rounded, at least one, but at least
+    one remains for training."""
     of: Literal["examples", "clients"] = "examples"
     """Examples: some of each client; clients: all examples of some clients, which never train."""
     seed: Seed | None = None

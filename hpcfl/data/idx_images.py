@@ -27,7 +27,7 @@ class IdxFiles(NamedTuple):
     """The files and numbers of a data set, as it is published."""
 
     name: str
-    """Of the .npz."""
+    """The name of the .npz."""
     prepare: str
     """What `hpcfl data prepare` is told to fetch it."""
     train: tuple[Path, Path]
@@ -35,7 +35,7 @@ class IdxFiles(NamedTuple):
     test: tuple[Path, Path]
     classes: int
     counts: tuple[int, int]
-    """Of training and test examples."""
+    """Numbers of training and test examples."""
     what: str = ""
     """Which examples these are, for messages: " of letters"; empty where there is one kind."""
     first: int = 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hpcfl.errors import DataError
 
 LabelType = Literal["classes", "numbers"]
-"""Of labels: classes (cross-entropy), or numbers, the targets of a regression (mean of r^2 / 2)."""
+"""Labels are classes (cross-entropy), or numbers: targets of a regression (mean of r^2 / 2)."""
 _LISTED = 5  # classes in a note
 
 

@@ -80,7 +80,7 @@ class NamedInputs:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of one example, by name."""
+        """The shapes of one example's inputs, by name."""
         return {one.name: one.shape for one in self.inputs}
 
     def given(self, dtype: torch.dtype) -> "NamedInputs":

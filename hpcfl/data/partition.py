@@ -187,11 +187,11 @@ class Quantity(Section):
     in proportion to exp(sigma z), z standard normal (Li et al., 2020: FedProx); power: in
     proportion to 1 / r^exponent, r = 1, ..., N in random order (Zipf's law)."""
     alpha: Positive | None = None
-    """Of form dirichlet."""
+    """The concentration, for the form dirichlet."""
     sigma: NonNegative | None = None
-    """Of form lognormal: the standard deviation of a size's logarithm."""
+    """The standard deviation of a size's logarithm, for the form lognormal."""
     exponent: NonNegative | None = None
-    """Of form power."""
+    """The exponent, for the form power."""
     least: Count = 10
     """Examples that every client has at least. Form dirichlet draws again until it has, at most
     1000 times; the others divide what remains when every client has so many."""

@@ -97,7 +97,7 @@ def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
 
 
 def known_to_server(algorithm: Algorithm, means: Sequence[Vector]) -> tuple[Vector, ...]:
-    """Of the full gradients' means, those that ``Cohort.grads`` has: all or none."""
+    """The means of full gradients that ``Cohort.grads`` has: all or none."""
     return tuple(means) if algorithm.full_gradient == "server" else ()
 
 

@@ -153,4 +153,4 @@ class Run:
     signals: Signals
     timer: RoundTimer
     clock: SimulatedClock | None
-    """Of the clients' devices; None where the job has none."""
+    """The simulated time of the clients' devices; None where the job has none."""

@@ -86,7 +86,7 @@ class Stop(Section):
     patience: Count | None = None
     """End after so many evaluations in a row without a better one than all before."""
     better: Literal["higher", "lower"] | None = None
-    """Of a metric of your own, which scores are better; hpcfl knows it of its own."""
+    """Which scores of a metric of your own are better; hpcfl knows it of its own metrics."""
 
     def __post_init__(self) -> None:
         if self.target is None and self.patience is None:

@@ -112,7 +112,7 @@ def _meanings(cls: type[Any]) -> dict[str, str]:
 
 @cache
 def _field_docstrings(module: ModuleType) -> dict[str, dict[str, str]]:
-    """Of each class at the top of the module, the first paragraphs below its fields, on one line.
+    """The first paragraphs of each class at the top of the module, below its fields, on one line.
 
     Raises:
         OSError: the module has no source.

@@ -142,7 +142,7 @@ def _elsewhere(name: str, cls: type[Any], file: JobFile) -> list[str]:
 
 
 def _chosen(options: list[type[Any]], raw: Any) -> list[type[Any]]:
-    """Of the classes that a section may be, the one whose kind it has; all, where it has none."""
+    """The class that the section's kind names; all classes that it may be, where it has none."""
     kind = raw.get("kind") if isinstance(raw, dict) else None
     return [o for o in options if getattr(o, "kind", None) == kind] or options
 

@@ -64,7 +64,8 @@ class Store(Section):
     cache_gib: NonNegative = 1.0
     """Host memory per rank for states and the objects that hold them, in GiB; likewise of a GPU."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the states' vectors between rounds, where it is narrower than the model's."""
+    """The dtype in which states are stored between rounds, where it is narrower than the
+    model's."""
     dir: PathText | None = None
     """A folder on a disk of the node's own, for the rounds; checkpoints copy what changed."""
 
@@ -169,9 +170,9 @@ class LoadedJob:
 
     job: Job
     names: Mapping[str, str]
-    """Of its data, model and algorithm, by section: built in, or dotted paths."""
+    """The names of its data, model and algorithm, by section: built in, or dotted paths."""
     name: str
-    """Of the run, by the job's file and the overrides: ``hpcfl.runs.job_file.run_name``."""
+    """The name of the run, by the job's file and the overrides."""
     notes: tuple[str, ...] = ()
     """Lines for the user about Python objects that the run keeps."""
 

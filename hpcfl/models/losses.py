@@ -21,14 +21,14 @@ from hpcfl.types import PAD, Loss, LossName, Scalar
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
-    """Of logits [B, n] and classes [B]."""
+    """The loss of logits [B, n] and classes [B]."""
     if counts is None:
         return functional.cross_entropy(widen(outputs), labels)
     return _mean(label_losses(widen(outputs), labels), counts)
 
 
 def tokens(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
-    """Of logits [B, T, n] and classes [B, T], or [B, n] and [B], where class 0 is padding.
+    """The loss of logits [B, T, n] and classes [B, T], or [B, n] and [B]; class 0 is padding.
 
     Zero, with a gradient of zero, where all is padding.
     """
@@ -50,7 +50,7 @@ def squared(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Sc
 
 
 def quadratic(outputs: Tensor, labels: Tensor, counts: Tensor | None = None) -> Scalar:
-    """Of outputs [B] that are losses already; the labels are not used."""
+    """The mean of outputs [B] that are losses already; the labels are not used."""
     return widen(outputs).mean() if counts is None else _mean(widen(outputs), counts)
 
 
@@ -124,7 +124,7 @@ class TermLoss:
 
 
 def label_mask(outputs: Tensor, labels: Tensor, loss: LossName) -> Tensor:
-    """Of the outputs' shape, True at the label; [0] where the labels are no classes."""
+    """A mask of the outputs' shape, True at the label; [0] where the labels are no classes."""
     if loss not in ("cross_entropy", "tokens"):
         return outputs.new_zeros(0, dtype=torch.bool)
     return torch.arange(outputs.shape[-1], device=outputs.device) == labels.unsqueeze(-1)

@@ -81,7 +81,7 @@ class RunningStatistics:
     def __init__(self, model: nn.Module) -> None:
         found = statistics_of(model)
         self.names = tuple(found)
-        """Of the buffers."""
+        """The names of the buffers."""
         self.sizes = tuple(buffer.numel() for buffer in found.values())
         self.initial: Vector = initial_statistics(model)
         """[Q], those that the model was made with."""

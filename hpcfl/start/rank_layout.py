@@ -53,7 +53,7 @@ class RankInfo(BaseModel):
     """The NUMA nodes that those belong to."""
     processor: str
     versions: dict[str, str]
-    """Of the packages that must be the same on all ranks."""
+    """The versions of the packages that must be the same on all ranks."""
     code: dict[str, str]
     """The digests of the files of the user's classes (``code_digests``)."""
     job: str

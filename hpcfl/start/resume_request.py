@@ -46,7 +46,7 @@ class ResumeRequest:
     copied: bool
     """Whether the run is copied, and the copy resumed; the copy may be a branch."""
     parent: LoadedJob | None = None
-    """Of a branch, the job without the changes; ``hpcfl.start.resume`` completes the request."""
+    """The job without the changes, of a branch; ``hpcfl.start.resume`` completes the request."""
     overrides: tuple[str, ...] = ()
     """The changes, as they were given."""
 

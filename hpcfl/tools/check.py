@@ -52,7 +52,7 @@ class CheckedJob:
     clients: int | None
     """How many there are; None where only the data says."""
     parameters: int | None
-    """Of the model; None where the data were not loaded."""
+    """The model's parameters; None where the data were not loaded."""
     examples: int | None
     """For training; None where the data were not loaded."""
     summary: str

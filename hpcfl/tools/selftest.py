@@ -269,7 +269,7 @@ class Start(NamedTuple):
 
     ranks: int
     arguments: Sequence[str]
-    """Of hpcfl."""
+    """The words after ``hpcfl``."""
     refusable: bool = False
     """Whether there may be no checkpoint to resume from, so that a refusal is no failure."""
 

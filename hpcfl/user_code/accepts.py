@@ -45,7 +45,7 @@ class Accepts:
     expected: str
     """For messages: "a class derived from hpcfl.Callback"."""
     base: type[Any] | tuple[type[Any], ...]
-    """Of its classes; one of several."""
+    """The base of its classes, or several, one of which it has."""
     packages: tuple[str, ...] = ()
     """Packages, or parts of one, whose classes it accepts beside the user's own and hpcfl's."""
     functions: bool = False

@@ -23,7 +23,7 @@ class Generators(NamedTuple):
     numpy: tuple[bytes, int, int, float]
     torch: bytes
     cuda: tuple[bytes, ...]
-    """Of every GPU; empty while no GPU is in use."""
+    """The state of every GPU's generator; empty while no GPU is in use."""
 
     def changed(self, before: "Generators") -> list[str]:
         """The generators whose state changed since ``before``, by their usual names."""

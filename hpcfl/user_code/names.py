@@ -17,7 +17,7 @@ OBJECTS = ".pkl"
 """The ending of a file with objects, and with classes and functions of ``__main__``."""
 _MARKS = (f"{OBJECTS}:", ".py:")
 DIGITS = 16
-"""Of a digest, in the names of kept files."""
+"""Letters of a digest in the names of kept files."""
 _NAME = re.compile(
     rf"(data|model)-[0-9a-f]{{{DIGITS}}}\.(npz|safetensors)"
     rf"|objects-[0-9a-f]{{{DIGITS}}}-[0-9a-f]{{{DIGITS}}}\{OBJECTS}"
@@ -30,7 +30,7 @@ class KeptName(NamedTuple):
     path: Path
     """The file."""
     attribute: str
-    """Of ``FILE.pkl:NAME``, ":NAME"; else empty."""
+    """The part ":NAME" of ``FILE.pkl:NAME``; else empty."""
 
 
 def digest_of(content: bytes) -> str:

@@ -9,7 +9,7 @@ FIRST = [
     "jobs/quickstart.yaml",
     "hpcfl/algorithms/base.py",
     "hpcfl/algorithms/fedhbm.py",
-    "hpcfl/engine/loop.py",
+    "hpcfl/engine/round.py",
     "hpcfl/local/sequential.py",
 ]
 README_WORDS = 1200

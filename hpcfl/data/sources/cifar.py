@@ -38,9 +38,9 @@ class CifarFiles(NamedTuple):
     """The files and numbers of one of the two data sets, as it is published."""
 
     name: str
-    """Of the .npz, and in messages."""
+    """The name of the .npz, also in messages."""
     url: str
-    """Of the official archive."""
+    """Where the official archive is."""
     md5: str
     folder: str
     """The official folder, as the archive holds it."""
@@ -52,7 +52,7 @@ class CifarFiles(NamedTuple):
     """The key of the labels in a file."""
     classes: int
     counts: tuple[int, int] = (50_000, 10_000)
-    """Of training and test examples."""
+    """Numbers of training and test examples."""
 
     @property
     def archive(self) -> Archive:
@@ -80,11 +80,11 @@ class Cifar(Coloured):
     augment: bool = True
     """Crop training images from a padding of 4 and flip them, per image."""
     mean: Mean
-    """Of red, green and blue in [0, 1], subtracted from the pixels; by default that of the training
-    images."""
+    """The mean of red, green and blue in [0, 1], subtracted from the pixels; by default that of the
+    training images."""
     std: Std
-    """Of red, green and blue, by which pixels are divided then; by default that of the training
-    images."""
+    """The deviation of red, green and blue, by which pixels are divided then; by default that of
+    the training images."""
 
     def fetch(self) -> None:
         """Download the official files if the job says so, unless they or the .npz are there."""

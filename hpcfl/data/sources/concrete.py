@@ -22,7 +22,7 @@ from hpcfl.types import Examples, PathText
 _COLUMNS = 9  # eight features, then the target
 _ROWS = 1030
 _MEANS = (281.17, 73.90, 54.19, 181.57, 6.204, 972.92, 773.58, 45.66, 35.82)
-"""Of the columns, as UCI publishes them, with different numbers of digits."""
+"""The means of the columns, as UCI publishes them, with different numbers of digits."""
 TABLE = PublishedFile(
     name="Concrete_Data.csv",
     url="https://archive.ics.uci.edu/static/public/165/data.csv",

@@ -20,7 +20,7 @@ class EmnistSplit(NamedTuple):
 
     classes: int
     counts: tuple[int, int]
-    """Of training and test examples."""
+    """Numbers of training and test examples."""
     first: int = 0
     """The label of the first class."""
 

@@ -31,7 +31,7 @@ from hpcfl.types import Count, Examples, PathText
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "sizes")
 _TEST_ARRAYS = ("test_sizes", "test_clients")
-"""Of each user with test examples: their number, and the client that the user is, or -1."""
+"""For each user with test examples: their number, and the client that the user is, or -1."""
 _TRANSFORMS: Mapping[str, Transform] = {"text": to_indices, "vectors": cast}
 
 

@@ -26,11 +26,11 @@ class MnistFormat(IdxImages):
     folder: ClassVar[str]
     """Below the root, where torchvision puts the files."""
     url: ClassVar[str]
-    """Of the folder that has the four files."""
+    """Where the folder with the four files is."""
     md5: ClassVar[tuple[str, ...]]
-    """Of the files, packed, in the order of `_FILES`."""
+    """The md5 of the packed files, in the order of `_FILES`."""
     mean: ClassVar[float]
-    """Of the training images' pixels in [0, 1]."""
+    """The mean of the training images' pixels in [0, 1]."""
     std: ClassVar[float]
 
     normalize: bool = True

@@ -251,13 +251,13 @@ class _Rows(NamedTuple):
     """The columns of a table that a job reads."""
 
     inputs: dict[str, NDArray[Any]]
-    """Of each input its columns [n, columns], finite numbers."""
+    """The columns [n, columns] of each input, finite numbers."""
     columns: dict[str, list[Any]]
     """The values of other columns: all text, all integers, or all finite floats."""
     where: Callable[[int], str]
     """Row -> its place in the file, for messages."""
     titles: tuple[str, ...] = ()
-    """Of the columns of a single input."""
+    """The names of the columns of a single input."""
     notes: tuple[str, ...] = ()
     """Lines for the user."""
 

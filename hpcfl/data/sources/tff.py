@@ -35,7 +35,7 @@ class Files(NamedTuple):
     clients: tuple[int, int]
     """Numbers of clients with training examples and with test examples."""
     counts: tuple[int, int]
-    """Of training and test examples."""
+    """Numbers of training and test examples."""
 
 
 DATASETS = {

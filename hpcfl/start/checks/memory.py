@@ -23,7 +23,7 @@ class RankMemory(NamedTuple):
     """The examples; the ranks of a host hold them once."""
     server: int
     uploads: int
-    """Of the most clients that it trains in a round."""
+    """The uploads of the most clients that it trains in a round."""
     states: int
     """The clients' states at the end of the run, up to ``store.cache_gib``."""
 

@@ -43,7 +43,7 @@ class Components:
 
     @property
     def device(self) -> torch.device:
-        """Of the model."""
+        """The device of the model."""
         return self.model.device
 
     def with_job(self, loaded: LoadedJob) -> "Components":

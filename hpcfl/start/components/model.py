@@ -36,7 +36,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Of the module."""
+        """The device of the module."""
         return self.x0.device
 
     @property

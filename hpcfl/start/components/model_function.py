@@ -61,7 +61,7 @@ class ModelFunction(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     precision: str
-    """Of the job."""
+    """The job's."""
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     """Their names and shapes, in the order of the flat vector."""
     evaluation: _Sums

@@ -50,7 +50,7 @@ class Population:
     """All clients in groups of a cohort's size, where the algorithm has a warm start."""
     dtype: torch.dtype
     batch_size: int
-    """Of an evaluation."""
+    """Examples in a batch of an evaluation."""
 
     @property
     def rows(self) -> Sequence[ExampleRows]:
@@ -71,7 +71,7 @@ class Population:
 
     @property
     def places(self) -> int:
-        """Of those who may take part in a round, how many do at most."""
+        """How many of those who may take part in a round do, at most."""
         cohort = self.cohort
         return cohort.size if isinstance(cohort, PowerOfChoice) else len(self.rows)
 
