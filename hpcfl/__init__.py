@@ -260,7 +260,7 @@ def plan_job(
 
     with loaded_for_trial(job, overrides, model, data, alone=not measure) as loaded:
         found = None if sizes is None else make_sizes(sizes, "sizes")
-        return make_plan(loaded, ranks, None, measure_rounds=measure, sizes=found)
+        return make_plan(loaded, ranks, measure_rounds=measure, sizes=found)
 
 
 def load_model(

@@ -72,7 +72,6 @@ def plan(options: argparse.Namespace) -> None:
     made = make_plan(
         load(options.job, options.overrides),
         first,
-        options.out,
         measure_rounds=options.measure,
         sizes=None if options.sizes is None else read_sizes(options.sizes),
         ranks_per_node=options.ranks_per_node,
@@ -88,9 +87,7 @@ def selftest(options: argparse.Namespace) -> None:
     """Kill small runs, and compare their bits."""
     from hpcfl.tools.selftest import selftest
 
-    tally = selftest(options.dir, options.kills, options.ranks, options.seed)
-    say(tally)
-    tally.check()
+    say(selftest(options.dir, options.kills))
 
 
 def list_names(options: argparse.Namespace) -> None:

@@ -113,8 +113,6 @@ def parser() -> argparse.ArgumentParser:
     )
     test.add_argument("dir", type=_path, help="a new or empty folder on the file system to test")
     test.add_argument("--kills", type=_count, default=16, metavar="N", help="(default 16)")
-    test.add_argument("--ranks", type=_count, nargs="+", help="of attempts in turn (default 1 2 3)")
-    test.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     test.set_defaults(command="selftest")
     return root
 
@@ -202,11 +200,6 @@ def _add_sweep(commands: Any) -> None:
         action="store_true",
         help="print the run directories, and check nothing",
     )
-    sweep.add_argument(
-        "--write-jobs",
-        action="store_true",
-        help="write a job file for each run into the directory of the runs, and start nothing",
-    )
     selected = sweep.add_mutually_exclusive_group()
     selected.add_argument(
         "--only",
@@ -259,7 +252,6 @@ def _add_plan_and_list(commands: Any) -> None:
         metavar="N",
         help="how many (default 1, or those that measure); N,N,... compares numbers of ranks",
     )
-    plan.add_argument("--out", type=_path, help="run directory (default runs/JOBNAME)")
     plan.add_argument(
         "--measure",
         action="store_true",

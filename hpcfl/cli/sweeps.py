@@ -6,7 +6,7 @@ What needs torch is imported where it is used, so that no command waits for what
 import argparse
 from pathlib import Path
 
-from hpcfl.cli.output import say, say_path
+from hpcfl.cli.output import say
 from hpcfl.cli.results import draw_report, table_of
 from hpcfl.errors import JobError
 from hpcfl.runs.names import REPORT
@@ -22,38 +22,15 @@ def sweep(options: argparse.Namespace) -> None:
     sweep = read(options.sweep, options.overrides)
     root = options.out or sweep.directory
     sweep = sweep.chosen(options.points, options.only)
-    if options.write_jobs:
-        _require_alone(options)
     if options.where:
         for point in sweep.points:
             print(root / point.name)
         return
     require_folder(root)
-    if options.write_jobs:
-        _write_jobs(sweep, root)
-    elif options.submit:
+    if options.submit:
         _submit(options, sweep, root)
     else:
         _run_sweep(options, sweep, root)
-
-
-def _require_alone(options: argparse.Namespace) -> None:
-    """Refuse options that --write-jobs would ignore.
-
-    Raises:
-        JobError: the first of them.
-    """
-    others = ("submit", "parallel", "sbatch", "dry_run", "where")
-    found = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
-    if found:
-        raise JobError(f"--write-jobs writes job files and starts nothing; leave out {found[0]}")
-
-
-def _write_jobs(sweep: Sweep, root: Path) -> None:
-    from hpcfl.tools.sweep.run_sweep import write_job_files
-
-    for path in write_job_files(sweep, root):
-        say_path(path)
 
 
 def _submit(options: argparse.Namespace, sweep: Sweep, root: Path) -> None:

@@ -133,7 +133,7 @@ def validate_keys(file: JobFile, name: str) -> LoadedJob:
     if "grid" in file.tree:
         raise JobError(
             f"{file.name}: this is a sweep, not a job; use `hpcfl sweep {file.name}`, which with "
-            "--dry-run only checks its jobs, and with --write-jobs writes them; plan one of these"
+            "--dry-run only checks its jobs, and shows the settings of each over its job"
         )
     drop_former_keys(file.tree)
     add_task_defaults(file)

@@ -50,7 +50,7 @@ def test_packaged_jobs_and_files(press):
     # A file in the current directory.
     for words in (
         ["check"], ["resume"], ["export"], ["report"], ["status"], ["cite"],
-        ["report", "runs", "--plot"], ["run", "quickstart", "--out"], ["plan", "x", "--out"],
+        ["report", "runs", "--plot"], ["run", "quickstart", "--out"],
     ):  # fmt: skip
         assert press(*words, "hp") == ["hpcfl"], words
 

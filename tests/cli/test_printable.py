@@ -52,7 +52,7 @@ def run(job, tmp_path, hpcfl):
         "resume DIR rounds=5 --out DIR-copy",
         "resume DIR local.lr=0.5 --round 2 --out DIR-branch",
         "run JOB --out DIR",
-        "plan JOB --out DIR-new",
+        "plan JOB",
         "data show JOB --plot DIR.png",
         "cite DIR",
     ],

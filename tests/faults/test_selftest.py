@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from random import Random
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from scaffold_run import write
 
-from hpcfl.errors import HpcflError, StoreError
+from hpcfl.errors import StoreError
 from hpcfl.io import checksum
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.manifest import MANIFEST, SERVER
@@ -27,8 +27,7 @@ from hpcfl.tools.selftest import (
     Kill,
     RunBits,
     SelfTest,
-    Start,
-    Tally,
+    SelfTestError,
     committed,
     outcome,
     run_attempt,
@@ -67,16 +66,21 @@ def test_a_folder_that_is_not_empty(tmp_path, refused):
 )
 def test_an_attempt_that_is_ended_in_its_rounds(tmp_path, number, kind):
     folder = RunDir(tmp_path / "run")
-    start = Start(1, ["run", str(write(tmp_path, rounds=100_000)), "--out", str(folder.root)])
-    ending = run_attempt(start, Kill(20, 0.5, None, number), folder)
+    command = ["run", str(write(tmp_path, rounds=100_000)), "--out", str(folder.root)]
+    ending = run_attempt(1, command, Kill(20, 0.5, None, number), folder)
     assert (ending.kind, ending.began) == (kind, 0)
     assert ending.committed == committed(folder) > 0
+
+
+def test_sees_a_run_that_fails(tmp_path):
+    folder = RunDir(tmp_path / "run")
+    with pytest.raises(SelfTestError, match=r"run\.log: exit code 2 of an attempt that nothing"):
+        run_attempt(1, ["resume", str(folder.root)], None, folder)
 
 
 LOG = [{"round": t + 1} for t in range(ROUNDS)]
 X, IDS, DRIFT = np.array([1.0, 0.0]), np.array([3, 5]), np.ones((2, 2))
 WHOLE = RunBits({"x": X, "client": IDS, "state_drift": DRIFT}, LOG)
-KILLED = Ending("killed", "", 0, 6)
 
 
 @pytest.fixture
@@ -84,28 +88,34 @@ def scripted(tmp_path, monkeypatch):
     """Plays one run, killed once: of a life that began as told, and that left what is told."""
 
     def played(began, left=WHOLE):
-        attempts = iter([Ending("finished"), KILLED, Ending("finished", "", began, ROUNDS)])
-        found, starts = iter([WHOLE, left]), []
-
-        def play(start, kill, folder):
-            folder.root.mkdir(exist_ok=True)
-            folder.job.touch()
-            starts.append(start)
-            return next(attempts)
+        attempts = iter(
+            [
+                Ending("finished", 0, ROUNDS),
+                Ending("killed", 0, 6),
+                Ending("finished", began, ROUNDS),
+            ]
+        )
+        found, commands = iter([WHOLE, left]), []
 
         def outcome(folder):
-            what = next(found)
-            if isinstance(what, StoreError):
-                raise what
-            return what
+            if (bits := next(found)) is None:
+                raise StoreError("F: is damaged")
+            return bits
+
+        def play(ranks, command, kill, folder):
+            folder.root.mkdir(exist_ok=True)
+            commands.append(command[0])
+            return next(attempts)
 
         monkeypatch.setattr(selftest, "run_attempt", play)
         monkeypatch.setattr(selftest, "outcome", outcome)
-        tally = Tally()
-        assert len(list(SelfTest(tmp_path, [1], Random(0), tally).run(1))) == 1
-        # No checkpoint was lost that was seen: the last life has something to go on from.
-        assert [start.refusable for start in starts] == [False] * 3
-        return tally
+        tester = SelfTest(tmp_path, [1])
+        try:
+            assert len(list(tester.run(1))) == 1
+        finally:
+            # A checkpoint was seen: the last life must go on from there.
+            assert commands == ["run", "run", "resume"]
+        return tester.tally
 
     return played
 
@@ -113,18 +123,14 @@ def scripted(tmp_path, monkeypatch):
 @pytest.mark.parametrize("began", [6, 8])
 def test_as_it_should_be(scripted, began):
     tally = scripted(began)
-    assert (tally.wrong, tally.runs) == ([], 1)
-    tally.check()
+    assert (tally.starts, tally.killed, tally.stopped, tally.runs) == (3, 1, 0, 1)
 
 
 @pytest.mark.parametrize("began", [0, 4])
-def test_sees_a_lost_checkpoint(scripted, began):
-    tally = scripted(began)
-    (line,) = tally.wrong
-    assert f"began at round {began}, though round 6 was committed" in line
-    assert tally.runs == 0
-    with pytest.raises(HpcflError, match="1 wrong"):
-        tally.check()
+def test_sees_a_lost_checkpoint(scripted, tmp_path, began):
+    where = f"{tmp_path}/001-fedhbm: an attempt began at round {began}, though round 6 was comm"
+    with pytest.raises(SelfTestError, match=re.escape(where)):
+        scripted(began)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +140,17 @@ def test_sees_a_lost_checkpoint(scripted, began):
         ("client", WHOLE._replace(arrays={**WHOLE.arrays, "client": np.array([3, 4])})),
         ("state_drift", WHOLE._replace(arrays={"x": X, "client": IDS})),
         ("log.jsonl", WHOLE._replace(log=LOG[:-1])),
-        ("damaged", StoreError("damaged")),
     ],
 )
-def test_sees_what_differs(scripted, name, left):
-    tally = scripted(6, left)
-    (line,) = tally.wrong
-    assert line.endswith(f": {name}")
+def test_sees_what_differs(scripted, tmp_path, name, left):
+    with pytest.raises(SelfTestError, match=f": other bits: {re.escape(name)}$"):
+        scripted(6, left)
+    assert (tmp_path / "001-fedhbm").exists()
+
+
+def test_sees_a_damaged_file(scripted, tmp_path):
+    with pytest.raises(SelfTestError, match=re.escape(f"{tmp_path}/001-fedhbm: F: is damaged")):
+        scripted(6, None)
 
 
 @pytest.fixture(scope="module")
@@ -170,14 +180,23 @@ def test_sees_one_bit_of_a_file(finished, tmp_path):
     assert other.differences(whole) == ["x"]
 
 
-@pytest.mark.parametrize(
-    ("said", "code", "began", "expected"),
-    [
-        ("stopped by SIGTERM after round 3 of 24", 75, 1, ""),
-        ("", 15, None, ""),  # before MPI started: the launcher's code
-        ("", 15, 1, "exit code 15 after a signal to stop where 75 was expected"),
-        ("Traceback (most recent call last):", 75, 1, "a traceback after a signal to stop"),
-    ],
-)
-def test_sees_a_stop_that_went_wrong(said, code, began, expected):
-    assert selftest.fault_of_stop([said], code, began) == expected
+class Stopping(NamedTuple):
+    """An attempt that got a signal, as `selftest` sees it."""
+
+    text: str
+    code: int
+    log: str = "run.log"
+
+    def said(self, word):
+        return word in self.text
+
+
+def test_sees_a_stop_that_went_wrong():
+    stopped = Stopping("stopped by SIGTERM after round 3 of 24", 75)
+    assert selftest._kind(stopped, signal.SIGTERM, 1) == "stopped"
+    before_mpi = Stopping("", 15)  # the launcher's code
+    assert selftest._kind(before_mpi, signal.SIGTERM, None) == "stopped"
+    with pytest.raises(SelfTestError, match="exit code 15 after SIGTERM, expected 75"):
+        selftest._kind(before_mpi, signal.SIGTERM, 1)
+    with pytest.raises(SelfTestError, match="a traceback after SIGTERM"):
+        selftest._kind(Stopping("Traceback (most recent call last):", 75), signal.SIGTERM, 1)

@@ -289,7 +289,7 @@ def test_links_that_a_tracker_makes_lead_nowhere_else(original, tmp_path, hpcfl,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("command", ["sweep", "--write-jobs", "--submit", "report"])
+@pytest.mark.parametrize("command", ["sweep", "--submit", "report"])
 def test_what_is_foreign_among_the_runs_of_a_sweep_stays(
     swept, tmp_path, monkeypatch, hpcfl, make, command, own_process
 ):

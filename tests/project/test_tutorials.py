@@ -17,12 +17,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hpcfl.sweep.grid import read_sweep
 
 from hpcfl import run
+from hpcfl.cli.parser import parse
 from hpcfl.engine import loop
 from tests.forked import finish, python
 from tests.jobs import miniatures
 from tests.project.pages import blocks, commands, section
+from tests.tools.points import run_points
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -214,7 +217,7 @@ def test_from_a_sweep_to_the_paper(shell):
     for command, printed in commands(PAPER):
         command, _, target = command.partition(" > ")
         if command.startswith("hpcfl sweep") and "--dry-run" not in command:
-            play_points(shell, command)
+            play_points(command)
         lines = shell(command)
         if target:
             Path(target).write_text("\n".join(lines))
@@ -285,14 +288,11 @@ def compare_sweep_sample(lines):
     assert captions == shown
 
 
-def play_points(shell, command):
+def play_points(command):
     """Run each point of a sweep in this process."""
-    folder = Path(command.split(" --out ")[1])
-    shell(f"{command} --write-jobs")
-    jobs = sorted(folder.glob("*.yaml"))
-    assert jobs
-    for job in jobs:
-        shell(f"hpcfl run {job} --out {job.with_suffix('')}")
+    options = parse(shlex.split(command)[1:])
+    sweep = read_sweep(options.sweep, options.overrides)
+    run_points(sweep.chosen(options.points, options.only), options.out)
 
 
 def published(line):

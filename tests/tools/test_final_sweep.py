@@ -10,6 +10,7 @@ import yaml
 import hpcfl as fl
 from hpcfl.tools.sweep.final_sweep import _names
 from hpcfl.tools.sweep.grid import read_sweep
+from tests.tools.points import run_points
 
 SWEEP = """\
 job: job.yaml
@@ -41,11 +42,7 @@ def swept(job, tmp_path, hpcfl):
     def go(validation="{share: 0.2}", more=""):
         file, root = tmp_path / "rates.yaml", tmp_path / "rates"
         file.write_text(SWEEP.format(validation=validation, more=more))
-        for point in read_sweep(file).points:  # in one process, and in the order of the names
-            assert hpcfl("sweep", file, "--out", root, "--write-jobs").code == 0
-            done = hpcfl("run", root / f"{point.name}.yaml", "--out", root / point.name)
-            assert done.code == 0, done.err
-        (root / "sweep.log").touch()
+        run_points(read_sweep(file), root)
         return root
 
     return go
@@ -136,11 +133,7 @@ def test_a_sweep_over_data_sets_has_them_as_an_axis_again(job, arrays, tmp_path,
     arrays("other.npz", y=np.arange(40) // 10)
     sweep, root = tmp_path / "two.yaml", tmp_path / "two"
     sweep.write_text(TWO.format(folder=tmp_path))
-    assert hpcfl("sweep", sweep, "--out", root, "--write-jobs").code == 0
-    for point in read_sweep(sweep).points:
-        done = hpcfl("run", root / f"{point.name}.yaml", "--out", root / point.name)
-        assert done.code == 0, done.err
-    (root / "sweep.log").touch()
+    run_points(read_sweep(sweep), root)
     path = final(root, hpcfl)
     written = yaml.safe_load(path.read_text())
     assert list(written["grid"]) == ["method", "set-up", "seed"]

@@ -189,7 +189,7 @@ def test_jobs_and_sweeps_are_told_apart(refused, tmp_path, sweep):
     assert refused(JOB) == "s.yaml: this is a job, not a sweep; use `hpcfl run s.yaml`"
     sweep()
     with pytest.raises(
-        JobError, match=r"s.yaml: this is a sweep, not a job; use `hpcfl sweep /.* plan one"
+        JobError, match=r"s.yaml: this is a sweep, not a job; use `hpcfl sweep /.* over its job"
     ):
         load(tmp_path / "s.yaml")
     (tmp_path / "t.yaml").write_text(SWEEP.replace("base", "s"))

@@ -38,9 +38,8 @@ def test_what_it_is_made_from_stays(job, tmp_path, refused, monkeypatch, base, m
     job.unlink()
     (tmp_path / "s.yaml").write_text(f"{PLACE}0\njob: {base}\ngrid: {{point: {{{mine}: {{}}}}}}\n")
     before = text(tmp_path)
-    for more in ((), ("--write-jobs",)):
-        line = refused("sweep", "s.yaml", "--out", ".", *more)
-        assert line.startswith(f"JobError: {mine}.yaml: is what the sweep is made from, and would ")
+    line = refused("sweep", "s.yaml", "--out", ".")
+    assert line.startswith(f"JobError: {mine}.yaml: is what the sweep is made from, and would ")
     assert text(tmp_path) == before
 
 
@@ -49,10 +48,9 @@ def test_a_job_of_the_users_stays(file, tmp_path, refused):
     out = tmp_path / "mine"
     out.mkdir()
     (out / "seed1.yaml").write_text("rounds: 5\n")
-    for more in ((), ("--write-jobs",)):
-        line = refused("sweep", file, "--out", out, *more)
-        assert line.startswith(f"JobError: {out}/seed1.yaml: begins with b'rounds: 5")
-        assert line.endswith("; move it elsewhere, or choose another directory with --out")
+    line = refused("sweep", file, "--out", out)
+    assert line.startswith(f"JobError: {out}/seed1.yaml: begins with b'rounds: 5")
+    assert line.endswith("; move it elsewhere, or choose another directory with --out")
     assert text(out).keys() == {(out / "seed1.yaml").relative_to(out)}
 
 
@@ -70,9 +68,8 @@ def test_one_of_an_earlier_version_goes_on(root, file, hpcfl):
     (root / "seed0.log").write_bytes(b"round 4/4\n")
     plot = root / "report.png"
     plot.write_bytes(plot.read_bytes().replace(b"tEXtSoftware\0hpcfl", b"tEXtSoftware\0other"))
-    for more in ((), ("--write-jobs",)):
-        done = hpcfl("sweep", file, "--out", root, *more)
-        assert done.code == 0, done.err
+    done = hpcfl("sweep", file, "--out", root)
+    assert done.code == 0, done.err
     assert hpcfl("report", root, "--plot").code == 0
     assert b"hpcfl" in plot.read_bytes()
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -55,16 +54,14 @@ def test_the_directory_of_a_run_is_none_of_runs(file, tmp_path, refused):
     run = tmp_path / "run"
     run.mkdir()
     (run / "job.yaml").write_bytes(resolved("rounds: 1\n"))
-    for more in ((), ("--write-jobs",)):
-        line = refused("sweep", file, "--out", run, *more)
-        assert line == (
-            f"JobError: {run}: has a job.yaml, as the directory of a run; choose one for runs by "
-            "--out"
-        )
+    line = refused("sweep", file, "--out", run)
+    assert line == (
+        f"JobError: {run}: has a job.yaml, as the directory of a run; choose one for runs by --out"
+    )
     assert [path.name for path in run.iterdir()] == ["job.yaml"]
 
 
-@pytest.mark.parametrize("more", ["", "--write-jobs", "--dry-run", "--submit"])
+@pytest.mark.parametrize("more", ["", "--dry-run", "--submit"])
 @pytest.mark.parametrize("below", ["", "below"])
 def test_a_file_is_no_directory_of_runs(file, tmp_path, refused, more, below):
     (tmp_path / "user.txt").write_text("theirs")
@@ -160,28 +157,19 @@ def test_only_some_labels_are_run(file, tmp_path, hpcfl):
     assert not (tmp_path / "out/report.png").exists()  # which shows the whole sweep
 
 
-def test_a_job_file_for_each_run(file, tmp_path, hpcfl):
-    """What another command reads is the job that the sweep would run."""
+def test_a_dry_run_shows_the_settings_of_each_run(file, job, tmp_path, hpcfl):
+    """Other commands take them with the job: it is then the run of the sweep."""
     root = tmp_path / "out"
-    written = hpcfl("sweep", file, "--out", root, "--only", "hbm", "--write-jobs", "rounds=2").out
-    assert written == [f"{root}/hbm-seed0.yaml", f"{root}/hbm-seed1.yaml"]
-    points = read_sweep(file, ["rounds=2"]).only(["hbm"]).points
-    assert [load(Path(path)).tree for path in written] == [point.loaded.tree for point in points]
-    assert hpcfl("run", written[0], "--out", root / "hbm-seed0").code == 0
-    listed = hpcfl("sweep", file, "--out", root, "--only", "hbm", "--dry-run", "rounds=2").text
-    assert "2 runs, 1 of them finished" in listed
+    asked = ("sweep", file, "--out", root, "--only", "hbm,seed0", "--dry-run", "rounds=2")
+    (row,) = [line for line in hpcfl(*asked).out if line.startswith("| hbm-seed0 ")]
+    settings = row.split("|")[3].strip().split("  ")
+    assert hpcfl("run", job, *settings, "--out", root / "hbm-seed0").code == 0
+    assert "1 run, 1 of them finished" in hpcfl(*asked).text
 
 
 def test_scores_that_one_of_the_methods_lacks_are_refused_before_the_first_run(file, refused):
     line = refused("sweep", file, "--dry-run", "evaluate.personal=true")
     assert "evaluate.personal: fedavg makes no models of the clients' own" in line
-
-
-@pytest.mark.parametrize("other", ["--submit", "--dry-run", "--where", "--parallel=2"])
-def test_jobs_are_written_or_something_else_is_done(file, tmp_path, refused, other):
-    line = refused("sweep", file, "--out", tmp_path / "out", "--write-jobs", other)
-    assert f"leave out {other.partition('=')[0]}" in line
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_there_is_taken_into_account(file, job, tmp_path, hpcfl):

@@ -57,7 +57,6 @@ class JobPlan:
 def make_plan(
     loaded: LoadedJob,
     ranks: int | None,
-    out: Path | None,
     *,
     measure_rounds: bool = False,
     sizes: Sizes | None = None,
@@ -73,7 +72,6 @@ def make_plan(
     Args:
         loaded: the job.
         ranks: how many; None: those that measure, or 1.
-        out: the run directory; runs/NAME when absent.
         measure_rounds: run a few rounds, collectively on all ranks that are there.
         sizes: of the data, instead of the real ones.
         ranks_per_node: at most, in the command for Slurm.
@@ -87,7 +85,7 @@ def make_plan(
     """
     if ranks is not None and ranks < 1:
         raise JobError(f"ranks: found {ranks}, expected 1 at least")
-    folder = out or RUNS / loaded.name
+    folder = RUNS / loaded.name
     loaded, notes = planned_job(loaded, sizes, in_memory=measure_rounds)
     # First, so that the peak of memory is that of the rounds.
     measured = measure(loaded, folder, max(ranks or 1, *others, 1)) if measure_rounds else None
@@ -100,7 +98,7 @@ def make_plan(
         _count(parts, count, measured, ranks_per_node) for count in asked if count not in too_many
     ]
     best = rank_counts.best(counts)
-    command = best.request.command(words or ["JOB.yaml"], out)
+    command = best.request.command(words or ["JOB.yaml"])
     algorithm = short_name(loaded.names["algorithm"])
     lines = [
         f"{loaded.name}: {algorithm}",

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
@@ -31,16 +30,12 @@ class SlurmRequest(NamedTuple):
     starts: int
     """How many such limits the run takes."""
 
-    def command(self, words: Sequence[str], out: Path | None = None) -> str:
-        """The command line: these words behind a script of slurm/, and the run directory if given.
-
-        It is run.sh, or that of the job, which stages its data.
-        """
+    def command(self, words: Sequence[str]) -> str:
+        """The command line: these words behind slurm/run.sh, or the script that stages the data."""
         limit = f"{self.minutes // 60:02d}:{self.minutes % 60:02d}:00"
         gpus = f" --gpus-per-node={self.ranks_per_node}" if self.gpus else ""
-        named = "" if out is None else f"HPCFL_OUT={quote(str(out))} "
         return (
-            f"{named}sbatch -N {self.nodes} --ntasks-per-node={self.ranks_per_node}{gpus} "
+            f"sbatch -N {self.nodes} --ntasks-per-node={self.ranks_per_node}{gpus} "
             f"-c {self.cores} --mem={self.gigabytes}G -t {limit} {' '.join(_script(words))}"
         )
 

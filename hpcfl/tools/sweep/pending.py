@@ -61,8 +61,8 @@ def pending_runs(sweep: Sweep, root: Path) -> list[PendingRun]:
     return runs
 
 
-def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
-    """Write the job file of each run that has not the same already, and return their paths.
+def write_jobs(runs: Sequence[PendingRun]) -> None:
+    """Write the job file of each run that has not the same already.
 
     Its first lines have the place in the grid, which is that of the run in a report, and the
     labels, by which a report calls it.
@@ -73,15 +73,12 @@ def write_jobs(runs: Sequence[PendingRun]) -> list[Path]:
     Raises:
         DiskError: the disk is full or fails.
     """
-    paths = []
     for run in runs:
         path = job_of(run.folder)
         place = PlaceInSweep(run.point.number, run.point.axes)
         content = place.head() + as_yaml(run.point.loaded.tree)
         if not present(path) or regular.read(path) != content.encode():
             write_file(path, content.encode())
-        paths.append(path)
-    return paths
 
 
 def job_of(folder: RunDir) -> Path:

@@ -132,21 +132,6 @@ def prepare(
     return runs
 
 
-def write_job_files(sweep: Sweep, root: Path) -> list[Path]:
-    """Write the job file of every point, for ``hpcfl run``, ``plan`` or a cluster script.
-
-    Args:
-        sweep: the checked sweep.
-        root: the directory of its runs.
-
-    Raises:
-        JobError: a run is alive there, or a directory holds a run of another job.
-    """
-    runs = pending_runs(sweep, root)
-    _make_root(sweep, root)
-    return write_jobs(runs)
-
-
 def _make_root(sweep: Sweep, root: Path) -> None:
     """Make the directory of the runs, not in that of a run: nobody would find them there.
 
