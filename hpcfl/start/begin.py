@@ -8,6 +8,7 @@ from hpcfl.runs.log import truncate_log
 from hpcfl.runs.manifest import INITIAL
 from hpcfl.start.checks.disk import check_clients, check_disk_space, disk_budget, simulate_schedule
 from hpcfl.start.checks.memory import check_memory
+from hpcfl.start.copy_run import copy_run
 from hpcfl.start.request import StartRequest
 from hpcfl.start.resume import resume_from, resume_latest
 from hpcfl.start.session import RankSession, StartPoint
@@ -16,7 +17,8 @@ from hpcfl.start.session import RankSession, StartPoint
 def begin(session: RankSession, request: StartRequest) -> StartPoint:
     """Collective: step 5, make the run directory, or verify a checkpoint and go back to it."""
     if request.resume is not None:
-        return resume_from(session, request.resume)
+        asked = request.resume
+        return resume_from(session, copy_run(session, asked) if asked.copied else asked)
     if request.resumed:
         return resume_latest(session)
     return start_fresh(session, continued=request.continued)

@@ -4,9 +4,10 @@ The copy continues the run, or is a branch of it: then other settings begin at t
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -31,6 +32,7 @@ from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import require_log_prefix
 from hpcfl.runs.manifest import (
     BRANCHES,
+    FUNCTION,
     MANIFEST,
     Checkpoint,
     read_files,
@@ -40,6 +42,7 @@ from hpcfl.runs.names import FOLDER, require_kind
 from hpcfl.runs.requests import is_done
 from hpcfl.start.components.components import Components
 from hpcfl.start.components.training import with_statistics
+from hpcfl.start.resume import agree_on_checkpoint, with_initial_model
 from hpcfl.start.resume_request import ResumeRequest
 from hpcfl.start.session import RankSession
 from hpcfl.store.row_table import Table
@@ -61,55 +64,45 @@ def require_absent(copy: Path, request: ResumeRequest) -> None:
     raise JobError(line)
 
 
-def copy_run(
-    session: RankSession,
-    request: ResumeRequest,
-    at: Checkpoint,
-    kept: Sequence[int],
-    run_files: Mapping[str, bytes],
-) -> ResumeRequest:
-    """Collective: copy the request's run to the session's folder, and compare every checksum.
+def copy_run(session: RankSession, request: ResumeRequest) -> ResumeRequest:
+    """Collective: copy a run to the session's folder as of a checkpoint, compare every checksum.
 
     The run, alive or not, is only read.  All ranks copy segments.  Hard links would not do: both
     runs write rows in place.
 
-    Args:
-        session: of the copy.
-        request: to resume a copy, or a branch.
-        at: the checkpoint that the copy will hold.
-        kept: the rounds of the run's checkpoints up to this one.
-        run_files: the content of the files that no round changes, by name.
-
     Returns:
-        The request with the job of the copy.
+        The request to resume the copy.
 
     Raises:
         StoreError: the checkpoint is damaged.
-        JobError: it was deleted meanwhile, or the copy exists, is being made or cannot be made, or
-            a branch cannot begin there.
+        JobError: see ``ResumeRequest.checkpoint``; or the checkpoint was deleted meanwhile, or the
+            copy exists, is being made or cannot be made, or a branch cannot begin there.
     """
-    components, comm, source = session.components, session.comm, request.source
-    copy = session.folder.root
-    branch = Branch(str(source.root.absolute()), at.round, ())
+    comm, source, copy = session.comm, request.source, session.folder
+    kept, at = agree_on_checkpoint(comm, source, partial(request.checkpoint, session.inputs))
+    with raise_collectively(comm):
+        components, run_files = with_initial_model(session.components, source, at)
+    session.agree_on_function(components, source, run_files.get(FUNCTION))
+    branch, job = Branch(str(source.root.absolute()), at.round, ()), request.job_after
     with raise_collectively(comm):
         if request.parent is not None:
             tree = components.loaded.tree  # its defaults are resolved
             branch = Branch.of(source.root, at.round, flatten(request.parent.tree), flatten(tree))
             _require_branch(components, request.parent.job.algorithm, source, at.round)
-            request = replace(request, job_after=source.job_text(tree))
+            job = source.job_text(tree)
     with (
         request.suggest_older(kept),
-        RunDir(copy.with_name(f".{copy.name}{PART}")) as part,
+        RunDir(copy.root.with_name(f".{copy.root.name}{PART}")) as part,
     ):
         with raise_collectively(comm), _while_kept(source, at):
             if comm.rank == 0:
-                RunDir(copy).refuse_inside_run()
+                copy.refuse_inside_run()
                 _clear(part)
         try:
             with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
-                    _copy_files(request, at, part, run_files, branch)
-                    session.folder.history_note = source.history_note
+                    _copy_files(request, at, part, job, run_files, branch)
+                    copy.history_note = source.history_note
             with raise_collectively(comm), _while_kept(source, at):
                 for path in _segments(Table.load(at.folder, source.stores))[comm.rank :: comm.size]:
                     _copy(path, part.stores / path.relative_to(source.stores))
@@ -117,12 +110,12 @@ def copy_run(
                 _compare(session, source, at, part)
             with raise_collectively(comm), _while_kept(source, at):
                 if comm.rank == 0:
-                    _finish(request, at, part, copy)
+                    _finish(request, at, part, copy.root)
         except HpcflError:  # on all ranks
             if comm.rank == 0:
                 shutil.rmtree(part.root, ignore_errors=True)
             raise
-    return request
+    return request.of_copy(copy, job)
 
 
 @contextmanager
@@ -173,6 +166,7 @@ def _copy_files(
     request: ResumeRequest,
     at: Checkpoint,
     part: RunDir,
+    job: bytes,
     run_files: Mapping[str, bytes],
     branch: Branch,
 ) -> None:
@@ -184,7 +178,7 @@ def _copy_files(
         run_files[BRANCHES] = write_branches([*branches, branch])
     for name, content in run_files.items():
         _put(part.root / name, content)
-    _put(part.job, request.job_after)
+    _put(part.job, job)
     if present(source.buffers):
         _put(part.buffers, regular.read(source.buffers))
     for path in sorted(source.kept.glob("*")):

@@ -102,9 +102,8 @@ def build(
         notes += check_components(components, resumed=request.resumed)
     require_alike(inputs, places, comm)
     if components.job.executor == "auto":
-        branch = request.resume is not None and request.resume.parent is not None
         # Also of a start that ended before its first checkpoint: its job is in the folder.
-        begun = not branch and from_rank_0(comm, partial(present, request.folder.job))
+        begun = from_rank_0(comm, partial(present, request.folder.job))
         with raise_collectively(comm):
             components, line = choose_executor(components, request.folder if begun else None)
         require_one_choice(components, comm)

@@ -1,7 +1,6 @@
 """Resume a run: from the newest checkpoint of its directory, or as a ``ResumeRequest`` says."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from hpcfl.checkpoint import buffers, initial
 from hpcfl.checkpoint.format import read_checkpoint
@@ -31,7 +30,6 @@ from hpcfl.runs.manifest import (
     write_manifest,
 )
 from hpcfl.start.components.components import Components
-from hpcfl.start.copy_run import copy_run
 from hpcfl.start.early_end import ending_settings
 from hpcfl.start.resume_request import ResumeRequest
 from hpcfl.start.session import RankSession, StartPoint
@@ -52,23 +50,18 @@ def resume_latest(session: RankSession) -> StartPoint:
 def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     """Collective: resume from a checkpoint that any number of ranks wrote.
 
-    All of it is verified before anything is changed; then later checkpoints are deleted.  Where the
-    session's folder is not the request's, it becomes a copy of it first.
+    All of it is verified before anything is changed; then later checkpoints are deleted.
 
     Raises:
         JobError, StoreError: see ``ResumeRequest``; nothing was changed.
     """
     components, comm, folder = session.components, session.comm, session.folder
-    verify_all, function = request.verify_states, b""
-    if request.copied:
-        request, function = _copied(session, request)
-        verify_all = False  # the states were compared as they were copied
-    retained_rounds, newest = _from_rank_0(comm, folder, lambda: _lock(session, request))
+    retained_rounds, newest = agree_on_checkpoint(comm, folder, lambda: _lock(session, request))
     comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     with raise_collectively(comm):
         # Before the server and states are read: here a model of edited code is named as such.
-        components, run_files = _with_initial_model(components, folder, newest)
-    function = function or session.agree_on_function(components, folder, run_files.get(FUNCTION))
+        components, run_files = with_initial_model(components, folder, newest)
+    function = session.agree_on_function(components, folder, run_files.get(FUNCTION))
     with raise_collectively(comm), request.suggest_older(retained_rounds):
         found = read_checkpoint(newest, components.training.schema.server, components.device)
         log = b""
@@ -83,14 +76,13 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
             table,
             components.training.stored_state,
             session.my_clients,
-            rows=verify_all,
+            rows=request.verify_states,
             show_progress=comm.rank == 0,
         )
     checkpointer = session.checkpointer
     with raise_collectively(comm):
         older = _older_tables(session, retained_rounds)
-        # In the history of a copy it stands where that was copied.
-        session.request = None if request.copied else request.recorded
+        session.request = request.recorded
         session.components = components
         if comm.rank == 0:
             checkpointer.run_files = _with_function(folder, newest, function)
@@ -117,21 +109,7 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
     return StartPoint(found.server, newest.round, log, ended)
 
 
-def _copied(session: RankSession, request: ResumeRequest) -> tuple[ResumeRequest, bytes]:
-    """Collective: copy a run, if it can be resumed; the new request, and what its model computes.
-
-    Raises:
-        JobError, StoreError: see ``copy_run``, and ``resume_from``.
-    """
-    source, comm = request.source, session.comm
-    kept, at = _from_rank_0(comm, source, partial(request.checkpoint, source, session.inputs))
-    with raise_collectively(comm):
-        components, run_files = _with_initial_model(session.components, source, at)
-    function = session.agree_on_function(components, source, run_files.get(FUNCTION))
-    return copy_run(session, request, at, kept, run_files), function
-
-
-def _from_rank_0(
+def agree_on_checkpoint(
     comm: Comm, folder: RunDir, found: Callable[[], tuple[list[int], Checkpoint]]
 ) -> tuple[list[int], Checkpoint]:
     """Collective: the rounds that are kept, and the checkpoint to begin at, as rank 0 finds them.
@@ -162,13 +140,13 @@ def _lock(session: RankSession, request: ResumeRequest) -> tuple[list[int], Chec
         raise JobError(f"{folder.job}: was changed while it was read; resume again")
     # These fail now, not when this start is added or the table is cut, if a file is damaged.
     folder.history_entries()
-    kept, newest = request.checkpoint(folder, session.inputs)
+    kept, newest = request.checkpoint(session.inputs)
     table_until(folder.clients, newest.round, newest.table_lines)
     prune(folder.checkpoints)
     return kept, newest
 
 
-def _with_initial_model(
+def with_initial_model(
     components: Components, folder: RunDir, at: Checkpoint
 ) -> tuple[Components, dict[str, bytes]]:
     """The components with the initial model of the run in ``folder``, and its buffers.

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from shlex import quote
 from typing import Any, NoReturn, Self
 
@@ -16,8 +17,7 @@ from hpcfl.runs.job_file.resume_rules import (
     differences,
     immutable_changes,
     input_places,
-    require_branchable,
-    require_mutable,
+    require_allowed,
 )
 from hpcfl.runs.job_file.settings import Settings, flatten
 from hpcfl.runs.job_file.yaml_file import JobFile
@@ -44,9 +44,9 @@ class ResumeRequest:
     verify_states: bool
     """Whether all client states are checked before the first round."""
     copied: bool
-    """Whether the run is copied, and the copy resumed; the copy may be a branch."""
+    """Whether the run is to be copied first, and the copy resumed; the copy may be a branch."""
     parent: LoadedJob | None = None
-    """The job without the changes, of a branch; ``hpcfl.start.resume`` completes the request."""
+    """The job without the changes, of a branch."""
     overrides: tuple[str, ...] = ()
     """The changes, as they were given."""
 
@@ -81,17 +81,17 @@ class ResumeRequest:
         parent, file = load_run(source, found), source.parse_job(found)
         before = flatten(parent.tree)
         yaml_file.override(file, overrides, origin)
-        require = require_branchable if copied else require_mutable
+        require = partial(require_allowed, before, run=source.root, copied=copied, origin=origin)
         try:
             loaded = validate_keys(file, parent.name)
         except JobError:
             # algorithm.name=X fails on the keys of the run's own algorithm; that the name must not
             # change is the better message.
-            require(before, _with_classes_of(file, before), source.root, origin)
+            require(_with_classes_of(file, before))
             raise
         after = flatten(loaded.tree)
         # First: an immutable key is a better reason than a combination it is part of.
-        require(before, after, source.root, origin)
+        require(after)
         require_runnable(loaded, file)
         branch = any(immutable_changes(before, after))
         changes = {} if branch else differences(before, after)
@@ -124,17 +124,28 @@ class ResumeRequest:
         changed = _changed(source, found, differences(before, after))
         return cls(source, loaded, found, changed, None, verify_states=True, copied=False)
 
+    def of_copy(self, copy: RunDir, job: bytes) -> Self:
+        """The request to resume the copy that was made, whose job.yaml has the content ``job``."""
+        return replace(
+            self,
+            source=copy,
+            job_before=job,
+            job_after=job,
+            round=None,
+            verify_states=False,  # they were compared as they were copied
+            copied=False,
+        )
+
     @property
     def recorded(self) -> Request | None:
         """What the history is to say of the request; None where it may be repeated at any time."""
         once = self.copied or self.round is not None
         return Request(self.round, self.overrides) if once else None
 
-    def checkpoint(self, folder: RunDir, inputs: Digests) -> tuple[list[int], Checkpoint]:
-        """The rounds that are kept in ``folder``, up to the one to begin at, and that checkpoint.
+    def checkpoint(self, inputs: Digests) -> tuple[list[int], Checkpoint]:
+        """The rounds that the run keeps, up to the one to begin at, and that checkpoint.
 
         Args:
-            folder: the run, or a copy of it.
             inputs: the digests of the job's inputs as they are now.
 
         Raises:
@@ -144,8 +155,9 @@ class ResumeRequest:
                 examples otherwise.
             StoreError: there is no checkpoint, or a damaged one.
         """
+        folder = self.source
         retained_rounds = rounds(folder.checkpoints, self.round)
-        self._refuse_repeated(folder)
+        self._refuse_repeated()
         with self.suggest_older(retained_rounds):
             newest = find(folder.checkpoints, retained_rounds[-1])
         places = input_places(flatten(self.loaded.tree))
@@ -162,13 +174,14 @@ class ResumeRequest:
             self._refuse_fewer_rounds(newest.round, retained_rounds)
         return retained_rounds, newest
 
-    def _refuse_repeated(self, folder: RunDir) -> None:
+    def _refuse_repeated(self) -> None:
         """Refuse to go back once more by the request that the run went back by.
 
         What it has done since would be lost to a command that is given again to go on.
         """
         if self.copied or self.round is None or self.recorded is None:
             return
+        folder = self.source
         later = [round for round in rounds(folder.checkpoints) if round > self.round]
         if later and is_done(folder.history_entries(), self.recorded):
             folders = " ".join(quote(str(folder_of(folder.checkpoints, at))) for at in later)

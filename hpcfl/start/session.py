@@ -28,7 +28,7 @@ from hpcfl.runs.log import LogPosition
 from hpcfl.runs.requests import Request
 from hpcfl.start.checkpointer import Checkpointer
 from hpcfl.start.components.components import Components
-from hpcfl.start.components.model_function import require_of_run, require_on_ranks
+from hpcfl.start.components.model_function import ModelFunction, require_of_run, require_on_ranks
 from hpcfl.start.components.personal_models import PersonalModels
 from hpcfl.start.components.scores import counts_own_models
 from hpcfl.start.early_end import EarlyEnd, ending_settings
@@ -87,6 +87,7 @@ class RankSession:
         self.request: Request | None = None
         """The request by which this start goes back to a round, if it does."""
         self._evaluation: Evaluation | None = None
+        self._function: ModelFunction | None = None
         stop = components.job.stop
         self.stop = None if stop is None else StopRule(stop)
         self._has_callbacks = bool(comm.bcast("yes" if callbacks else ""))
@@ -116,14 +117,16 @@ class RankSession:
         Raises:
             JobError, StoreError: see ``hpcfl.start.components.model_function``.
         """
-        with raise_collectively(self.comm):
-            own = components.function()
-        require_on_ranks(own, components.loaded, self.comm)
+        if self._function is None:  # else it is that of the run that was copied
+            with raise_collectively(self.comm):
+                own = components.function()
+            require_on_ranks(own, components.loaded, self.comm)
+            self.ranks = self.ranks.with_notes(*own.notes)
+            self._function = own
         with raise_collectively(self.comm):
             if self.comm.rank == 0 and recorded is not None:
-                require_of_run(own, recorded, run.function)
-        self.ranks = self.ranks.with_notes(*own.notes)
-        return own.model_dump_json().encode()
+                require_of_run(self._function, recorded, run.function)
+        return self._function.model_dump_json().encode()
 
     def open_store(self) -> None:
         """Collective: open the store of this rank's client states."""

@@ -101,15 +101,17 @@ def resume(
         DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
     """
     set_resumable(out or root)
+    source = RunDir(root)
     asked = ResumeRequest.of(
-        RunDir(root),
+        source,
         overrides,
         round=round,
         verify_states=verify,
         copied=out is not None,
         origin=origin,
     )
-    return _run(StartRequest(asked.loaded, RunDir(out or root), asked, callbacks=callbacks))
+    folder = source if out is None else RunDir(out)
+    return _run(StartRequest(asked.loaded, folder, asked, callbacks=callbacks))
 
 
 @settings_restored()

@@ -18,8 +18,7 @@ from hpcfl.runs.job_file.resume_rules import (
     is_mutable,
     job_fingerprint,
     mutable_settings,
-    require_branchable,
-    require_mutable,
+    require_allowed,
 )
 from hpcfl.runs.job_file.settings import flatten
 from hpcfl.tools.report.groups import group_by_seed
@@ -113,7 +112,8 @@ def test_a_cosine_binds_the_rounds():
     assert not is_mutable("rounds", cosine)
     assert job_fingerprint(settings("local.schedule=cosine", "rounds=9")) != job_fingerprint(cosine)
     with pytest.raises(JobError, match=r"rounds: is 8 in runs/a, asked for is 9, .*cosine spans"):
-        require_mutable(cosine, settings("local.schedule=cosine", "rounds=9"), Path("runs/a"))
+        after = settings("local.schedule=cosine", "rounds=9")
+        require_allowed(cosine, after, Path("runs/a"), copied=False)
 
 
 @pytest.mark.parametrize("key", ["rounds", "roundsX", "evaluate_more.every", "store", "storeX"])
@@ -127,7 +127,7 @@ def test_every_key_may_change_in_a_branch_or_not_as_written_here():
     kept = []
     for key in job:
         try:
-            require_branchable(job, {**job, key: "another"}, Path("runs/a"))
+            require_allowed(job, {**job, key: "another"}, Path("runs/a"), copied=True)
         except JobError as error:
             assert f"command line: {key}: is " in str(error)
             kept.append(key)
@@ -156,17 +156,17 @@ def test_differences():
         "local.clip=0.25",
     ],
 )
-@pytest.mark.parametrize("check", [require_mutable, require_branchable])
-def test_the_command_that_an_error_tells_can_be_typed(check, change):
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_command_that_an_error_tells_can_be_typed(copied, change):
     base = JOB | {"data": {**JOB["data"], "partition": {"kind": "iid"}}}
     before, after = (flatten(load(base, words).tree) for words in ([], [change]))
     try:
-        check(before, after, Path("runs/it"))
+        require_allowed(before, after, Path("runs/it"), copied=copied)
     except JobError as error:
         commands = re.findall(r"`(hpcfl (?:run|resume) runs/it\S* .*?)`", str(error))
         assert commands
     else:  # a branch may change it
-        assert check is require_branchable
+        assert copied
         return
     for command in commands:
         words = shlex.split(command.partition(" --")[0])[3:]

@@ -27,7 +27,7 @@ MUTABLE = ("rounds", *WITHOUT_EFFECT, *PLACES, "store.cache_gib", "store.dir", "
 IMMUTABLE = {"evaluate.batch_size": "full-batch gradients are summed in batches of this size"}
 # Keys and sections that may change in a branch besides; see also ``_why_not_in_branch``.
 BRANCHABLE = (
-    "algorithm",  # but parameters that change the form of a state (``hpcfl.start.resume``)
+    "algorithm",  # but parameters that change the form of a state (``hpcfl.start.copy_run``)
     "block_size",
     "cohort",
     "device",
@@ -104,45 +104,38 @@ def ending_fingerprint(job: Settings) -> str:
     return _fingerprint({key: job[key] for key in job if key.partition(".")[0] in ending})
 
 
-def require_branchable(
-    before: Settings, after: Settings, run: Path, origin: str = COMMAND_LINE
+def require_allowed(
+    before: Settings, after: Settings, run: Path, *, copied: bool, origin: str = COMMAND_LINE
 ) -> None:
-    """Refuse changes of a job that a branch of its run cannot begin with.
+    """Refuse changes of a job that its run must not have, from one of its checkpoints on.
 
-    ``origin`` says where they are from, as error messages name it.
+    Args:
+        before: the job of the run.
+        after: with the changes.
+        run: its directory.
+        copied: whether a copy of the run gets them, which may be a branch.
+        origin: where the changes are from, as error messages name it.
 
     Raises:
         JobError: the first such key.
     """
     for key, found, asked in changed(before, after):
-        if not _is_branchable(key, before, after):
-            raise JobError(
-                f"{origin}: {key}: is {found} in {run}, asked for is {asked}, but a branch "
-                f"keeps it: {_why_not_in_branch(key, before, after)}; "
-                f"{_new_run(run, _as_override(key, before, after))}"
-            )
-
-
-def require_mutable(
-    before: Settings, after: Settings, run: Path, origin: str = COMMAND_LINE
-) -> None:
-    """Refuse changes of a job that would make the past rounds of its run others.
-
-    ``origin`` says where they are from, as error messages name it.
-
-    Raises:
-        JobError: the first such key.
-    """
-    for key, found, asked in immutable_changes(before, after):
-        why = _why(key, before) or _why(key, after)
+        branchable = _is_branchable(key, before, after)
+        mutable = is_mutable(key, before) and is_mutable(key, after)
+        if branchable if copied else mutable:
+            continue
         alone = (key, asked) == ("executor", "sequential") and before["block_size"]
         change = f"{_as_override(key, before, after)}{' block_size=null' if alone else ''}"
-        to_branch = f"`hpcfl resume {quote(str(run))} {change} --round T --out NEW` branches it at "
-        cure = f"{to_branch}a kept round T; or " if _is_branchable(key, before, after) else ""
+        cure = _new_run(run, change)
+        if copied:
+            reason = f"but a branch keeps it: {_why_not_in_branch(key, before, after)}"
+        else:
+            why = _why(key, before) or _why(key, after)
+            reason = f"which would change past rounds{f' ({why})' if why else ''}"
+            branch = f"`hpcfl resume {quote(str(run))} {change} --round T --out NEW` branches it at"
+            cure = f"{branch} a kept round T; or {cure}" if branchable else cure
         raise JobError(
-            f"{origin}: {key}: is {found} in {run}, asked for is {asked}, which would "
-            f"change past rounds{f' ({why})' if why else ''}; {cure}"
-            f"{_new_run(run, change)}"
+            f"{origin}: {key}: is {found} in {run}, asked for is {asked}, {reason}; {cure}"
         )
 
 
