@@ -32,30 +32,28 @@ from hpcfl.tools.listing import multiples
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-HEADER = "| key | default | values | meaning |\n|---|---|---|---|"
-
 
 def keys() -> Iterator[str]:
     """The keys of a job, section by section."""
     yield "## Top level\n"
-    yield from _table(Job, "")
+    yield from _list(Job, "")
     yield "\n`task` is one of these:\n\n| `task` | data | model |\n|---|---|---|"
     for name, parts in TASKS.items():
         yield f"| `{name}` | `{parts['data']['kind']}` | `{parts['model']['name']}` |"
     yield "\n## `data`\n\nKeys of every data set; `data.kind` names it.\n"
-    yield from _table(DataConfig, "data.")
+    yield from _list(DataConfig, "data.")
     yield "\n## `data.partition`\n\nHow the training examples are divided among clients."
     yield from _choices("data.partition.kind", "data.partition.", kinds(Partition))
     yield "\n## `model`\n\nKeys of every model; `model.name` names it.\n"
-    yield from _table(ModelConfig, "model.")
+    yield from _list(ModelConfig, "model.")
     yield "\n## `cohort`\n\nThe clients of each round, by `cohort.kind`."
     yield from _choices("cohort.kind", "cohort.", kinds(CohortConfig))
     yield "\n## `algorithm`\n\nKeys of every algorithm; `algorithm.name` names it, and"
     yield "[Algorithms](algorithms.md) has the keys of each.\n"
-    yield from _table(Algorithm, "algorithm.")
+    yield from _list(Algorithm, "algorithm.")
     for name, cls in SECTIONS.items():
         yield f"\n## `{name}`\n\n{_prose(summary(cls))}\n"
-        yield from _table(cls, f"{name}.")
+        yield from _list(cls, f"{name}.")
     yield "\n## `local.optimizer`\n\nA name, or a section of `kind` and its keys: "
     yield "`local.optimizer=adamw` and `local.optimizer={kind: adamw, b2: 0.95}`."
     yield from _choices("local.optimizer.kind", "local.optimizer.", OPTIMIZERS)
@@ -82,8 +80,7 @@ def algorithms() -> Iterator[str]:
         yield f"{server}, in vectors of the model's size.\n"
         own = settings(cls, Algorithm)
         if own:
-            yield HEADER
-            yield from (_row(key, "algorithm.") for key in own)
+            yield from (_item(key, "algorithm.") for key in own)
 
 
 def commands() -> Iterator[str]:
@@ -130,37 +127,36 @@ def _metavar(action: argparse.Action) -> str:
 def _choices(
     key: str, prefix: str, known: Mapping[str, type[Any]], base: type[Any] | None = None
 ) -> Iterator[str]:
-    """A heading and a table for each class that a key can name."""
+    """A heading and a list for each class that a key can name."""
     for name, cls in known.items():
         yield f"\n### `{key}: {name}`\n\n{_prose(summary(cls))}\n"
-        yield from _table(cls, prefix, base)
+        yield from _list(cls, prefix, base)
 
 
-def _table(cls: type[Any], prefix: str, base: type[Any] | None = None) -> Iterator[str]:
-    own = settings(cls, base)
-    if own:
-        yield HEADER
-        yield from (_row(key, prefix) for key in own)
+def _list(cls: type[Any], prefix: str, base: type[Any] | None = None) -> Iterator[str]:
+    return (_item(key, prefix) for key in settings(cls, base))
 
 
-def _row(key: Setting, prefix: str) -> str:
+def _item(key: Setting, prefix: str) -> str:
+    """A key in a list, as the columns of a table are too narrow on a phone."""
     path = f"{prefix}{key.name}"
     section = key.values == "section" and not prefix
     name = f"[`{path}`](#{key.name})" if section else f"`{path}`"
-    default = f"`{key.default}`" if key.default not in (None, REQUIRED) else key.default or ""
     values = ", ".join([key.values, *limits(tuple(path.split(".")))])
-    change = "" if not is_mutable(path, {}) else " *May change at a resume.*"
-    return f"| {name} | {_cell(default)} | {_cell(values)} | {_cell(key.meaning)}{change} |"
+    default = {None: "", REQUIRED: "; required"}.get(key.default, f"; default `{key.default}`")
+    change = " *May change at a resume.*" if is_mutable(path, {}) else ""
+    return f"- {name} ({_prose(values)}{default}): {_prose(key.meaning)}{change}"
 
 
 def _cell(text: str) -> str:
     """The text for a cell of a table, in which a bar would end it."""
-    return _prose(text).replace("|", "\\|").replace("<", "&lt;")
+    return _prose(text).replace("|", "\\|")
 
 
 def _prose(text: str) -> str:
-    """The text with its asterisks as they are: Markdown would read train/*.json as emphasis."""
-    return re.sub(r"(`+[^`]*`+)|\*", lambda found: found[1] or "\\*", text)
+    """The text without markup but for code: Markdown would read train/*.json as emphasis."""
+    text = re.sub(r"(`+[^`]*`+)|\*", lambda found: found[1] or "\\*", text)
+    return text.replace("<", "&lt;")
 
 
 PARTS: Mapping[str, Callable[[], Iterator[str]]] = {

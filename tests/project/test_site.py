@@ -15,7 +15,10 @@ from tests.project.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ROW = re.compile(r"^\| \[?`([a-z_.]+)`(?:\]\(#\w+\))? \|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
+ITEM = re.compile(
+    r"^- \[?`([a-z_.]+)`(?:\]\(#\w+\))? \((.*?)(?:; (required|default `.*?`))?\): (.*)$",
+    re.MULTILINE,
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +32,13 @@ def generate():
 
 @pytest.fixture(scope="module")
 def keys(generate):
-    """The rows of the page of keys: key, default, values and meaning."""
+    """The lists of the page of keys: by the key its values, default and meaning."""
     text = generate.fill((DOCS / "reference/keys.md").read_text())
-    return {key: [cell.strip() for cell in rest] for key, *rest in ROW.findall(text)}
+    return {key: rest for key, *rest in ITEM.findall(text)}
 
 
 @pytest.mark.parametrize("page", ["quickstart.yaml", "cifar10/fedhbm_noniid.yaml"])
-def test_every_key_of_a_job_has_a_row(page, keys):
+def test_every_key_of_a_job_is_listed(page, keys):
     job = flatten(load(ROOT / "jobs" / page).tree)
     named = {
         "data.kind",
@@ -51,14 +54,14 @@ def test_every_key_of_a_job_has_a_row(page, keys):
 
 def test_every_key_says_what_it_means(keys):
     assert len(keys) > 80
-    assert not [key for key, (_, values, meaning) in keys.items() if not values or not meaning]
+    assert not [key for key, (values, _, meaning) in keys.items() if not values or not meaning]
 
 
-def test_a_row_has_default_range_and_whether_it_may_change(keys):
-    assert keys["local.lr"][:2] == ["required", "number > 0"]
-    assert keys["checkpoint.every"][0] == "`500`"
-    assert keys["rounds"][1] == "whole number >= 1, &lt;= 1000000"
-    assert keys["evaluate"][0] == ""
+def test_a_key_has_range_default_and_whether_it_may_change(keys):
+    assert keys["local.lr"][:2] == ["number > 0", "required"]
+    assert keys["checkpoint.every"][1] == "default `500`"
+    assert keys["rounds"][0] == "whole number >= 1, &lt;= 1000000"
+    assert keys["evaluate"][:2] == ["section", ""]
     assert keys["checkpoint.keep"][2].endswith("*May change at a resume.*")
     assert "resume" not in keys["local.lr"][2] + keys["evaluate.batch_size"][2]
 
