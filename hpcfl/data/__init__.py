@@ -1,4 +1,4 @@
-"""Data sets, their partition into clients, and the batches that clients train on."""
+"""Data sets, and their partition into clients."""
 
 from collections.abc import Mapping
 

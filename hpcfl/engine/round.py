@@ -1,4 +1,7 @@
-"""The mathematics of a round, which every rank runs; comm, store and assignment differ by rank."""
+"""A round: its cohort, their message, their training, the mean of the uploads, the server's step.
+
+Every rank runs it; the clients that it trains, its store and its place in the group alone differ.
+"""
 
 from typing import Any
 
@@ -46,7 +49,7 @@ def run_round(
             server = _updated(run, server, run.schema.zero_mean(server.x), cohort)
         return server, record, RoundRequests.of(maxima)
     mine = assignment.trained
-    passes = 1 + (algorithm.full_gradient != "none")
+    passes = 1 + (algorithm.full_gradient != "none")  # over the examples of a client
     # The reads of this round in their order, full gradients first, and those of the next round.
     training.clients.prefetch([*mine * passes, *upcoming.trained])
     weights = dict(zip(members.tolist(), schedule.weights(t, members).tolist(), strict=True))

@@ -28,7 +28,8 @@ def run_round_zero(run: Run, server: Any) -> Any:
     evaluated = run.schedule.evaluation_due(0)
     with round_errors(0):
         if run.algorithm.warm_start:
-            server = warm_start(run, server, record)
+            server, found = warm_start(run, server)
+            record |= found
         if evaluated:
             record |= run.hooks.evaluate(0, evaluated_point(run.algorithm, server))
             run.timer.mark("evaluate")
@@ -40,7 +41,7 @@ def run_round_zero(run: Run, server: Any) -> Any:
     return server
 
 
-def warm_start(run: Run, server: Any, record: Record) -> Any:
+def warm_start(run: Run, server: Any) -> tuple[Any, Record]:
     """Collective: take every client's full gradient at the initial model, for its first state.
 
     Clients are taken in groups, in the order of their numbers.  The means of the groups are exact
@@ -50,10 +51,9 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
     Args:
         run: the objects of the run.
         server: the initial one.
-        record: the line of the log of round 0, to which the traffic is added.
 
     Returns:
-        The server before the first round.
+        The server before the first round, and the traffic and times of the pass, for the log.
 
     Raises:
         Stopped: a signal requested a stop.
@@ -64,7 +64,7 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
     run.hooks.begin_round(0)
     population = len(training.clients)
     received = at_statistics(x0, statistics_in(server))
-    record |= {"down_bytes": population * nbytes(received), "up_bytes": 0}
+    record: Record = {"down_bytes": population * nbytes(received), "up_bytes": 0}
     values = partial(local_values, run, monotonic())
     total = torch.zeros_like(x0, dtype=torch.float64)
     groups, planned = run.warm_start_groups, run.schema.state
@@ -96,4 +96,4 @@ def warm_start(run: Run, server: Any, record: Record) -> Any:
     init_server: Any = algorithm.init_server  # which takes a gradient, as there is a warm start
     after = init_server(x0, (total / population).to(x0.dtype))
     require_form(algorithm, "init_server", "a server", after, "without a gradient", server)
-    return after
+    return after, record

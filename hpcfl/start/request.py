@@ -27,4 +27,4 @@ class StartRequest:
     callbacks: Sequence[Callback] = ()
     """Objects beside those that the job names."""
     resumed: bool = False
-    """Whether it begins at a checkpoint; ``_agree`` finds out."""
+    """Whether it begins at a checkpoint; ``agree`` finds out."""

@@ -95,8 +95,8 @@ def _make_folder(near: Path) -> str:
         return mkdtemp(prefix="hpcfl-plan-", dir=there)
     except OSError as e:
         raise JobError(
-            f"{there}: no folder can be made there to measure in: {e.strerror}; choose another "
-            "with --out"
+            f"{there}: no folder can be made there to measure in: {e.strerror}; plan in "
+            "another folder"
         ) from e
 
 
