@@ -302,7 +302,7 @@ LONG = "x" * 5000
         *(["export", LONG, "-o", "x.npz"], ["export", "run", "-o", LONG], ["run", LONG]),
         *(["export", "run", "-o", "."], ["export", "run", "--state-dict", ".."]),
         *(["export", "run", "-o", "/"], ["run", "job.yaml", "--out", LONG], ["sweep", LONG]),
-        *(["resume", "run", "--out", LONG]),
+        ["resume", "run", "--out", LONG],
         *(["data", "export-split", "job.yaml", "-o", "."], ["report", "run", "--plot", "."]),
         *(["data", "export-split", "job.yaml", "-o", LONG], ["report", "run", "--plot", LONG]),
         *(["report", "run", "--plot", f"{LONG}.png"], ["export", "run", "-o", f"{LONG}/x.npz"]),

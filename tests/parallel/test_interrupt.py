@@ -14,7 +14,7 @@ from tests.parallel.harness import environment
 
 LOAD = "hpcfl.data.sources.digits:Digits.load"
 COMMIT = "hpcfl.checkpoint.writer:PendingCheckpoint.commit"
-ROUND = "hpcfl.engine.round:run_round"
+ROUND = "hpcfl.engine.loop:run_round"
 LATER = ("yaml", "hpcfl.engine.loop", "h5py")  # imported after hpcfl.cli.main
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hpcfl.sweep.grid import read_sweep
 
 from hpcfl import run
 from hpcfl.cli.parser import parse
 from hpcfl.engine import loop
+from hpcfl.tools.sweep.grid import read_sweep
 from tests.forked import finish, python
 from tests.jobs import miniatures
 from tests.project.pages import blocks, commands, section

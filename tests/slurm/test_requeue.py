@@ -240,5 +240,5 @@ def test_a_sweep_is_submitted_packed(slurm, here):
         assert slurm.wait(f"{job}_{task}")["JobState"] == "COMPLETED"
     assert slurm.call(*status, cwd=here).splitlines()[-1] == "3 runs: 3 finished"
     assert slurm.call(*submit, cwd=here) == (
-        "runs/sweep: all 3 runs are finished, nothing to submit"
+        "runs/sweep: nothing to submit: all runs are finished, or of tasks that run"
     )

@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(job, tmp_path, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(short_run, "mkdtemp", fail)
-    said = "no folder can be made there to measure in: Read-only file system; choose another"
+    said = "no folder can be made there to measure in: Read-only file system; plan in another"
     with pytest.raises(JobError, match=said):
         run_shortly(load(job, LONG), tmp_path / "mine", 3, 0.0)
 

@@ -53,7 +53,7 @@ def test_a_cpu_is_refused(job, tmp_path):
 
 
 def test_a_machine_without_triton_is_refused(job, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfl.start.components.components.find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfl.start.components.executors.find_spec", lambda name: None)
     with fake_cuda(), pytest.raises(JobError, match="found triton, but Triton is not installed"):
         rounds(job, "cuda", tmp_path / "cuda")
 
