@@ -8,8 +8,8 @@ import numpy as np
 from hpcfl.clients.participation import Participation
 from hpcfl.engine.dry_round import Traffic, nbytes
 from hpcfl.engine.run import Choice, Run
-from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.errors import DivergedError
+from hpcfl.local.joined import at_statistics, split
 
 _LARGEST = float(np.finfo(np.float64).max)  # stands for a loss that is not finite
 
@@ -41,7 +41,7 @@ def choose(run: Run, choice: Choice, server: Any, t: int) -> Chosen:
     """
     candidates = choice.candidates(t)
     run.timer.mark("sample")
-    point = at_statistics(server.x, statistics_in(server))
+    point = at_statistics(server.x, split(server).statistics)
     own = np.flatnonzero(choice.owned[candidates])
     found = choice.losses(candidates[own].tolist(), point)
     losses = np.full(len(candidates), -_LARGEST)

@@ -39,8 +39,8 @@ from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction
 from hpcfl.engine.dry_round import FullGradient
-from hpcfl.engine.statistics import at_statistics, statistics_in
 from hpcfl.local.executor import Executor
+from hpcfl.local.joined import at_statistics, split
 from hpcfl.types import Count, Record, Section, Vector
 
 
@@ -107,7 +107,7 @@ class Observer:
         if config.drift:
             terms["drift"] = _squares(client.local_model - x for client in trained)
         if config.dissimilarity:
-            point = at_statistics(x, statistics_in(message))
+            point = at_statistics(x, split(message).statistics)
             gradients, mean = self._gradients(cohort, point, tasks)
             (record["gradient_norm2"],) = _squares([mean])
             terms["dissimilarity_g2"] = _squares(gradient - mean for gradient in gradients)

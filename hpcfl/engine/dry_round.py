@@ -17,6 +17,7 @@ from hpcfl.algorithms.optim import Descent, Sgd
 from hpcfl.clients.error_context import client_errors
 from hpcfl.clients.task import ClientResult, ClientTask
 from hpcfl.engine.hook_rules import CheckedAlgorithm, broken, known_to_server, require_form
+from hpcfl.engine.statistics import WithStatistics
 from hpcfl.engine.trial import (
     Member,
     StandIn,
@@ -28,6 +29,7 @@ from hpcfl.engine.trial import (
     with_facts,
 )
 from hpcfl.errors import BrokenRuleError
+from hpcfl.local.joined import joined, split
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.types import Vector
 
@@ -73,9 +75,26 @@ class RoundSchema(NamedTuple):
         return shapes, self.client_state.fields
 
     @property
+    def sent_statistics(self) -> Vector | None:
+        """[Q], the running statistics that the server has and sends; None if it has none."""
+        return split(self.server).statistics
+
+    @property
     def reduced(self) -> Any:
         """The tensors that are summed over the cohort: upload and training loss."""
         return self.with_loss(self.upload, torch.empty((), device="meta"))
+
+    def with_statistics(self, algorithm: WithStatistics) -> "RoundSchema":
+        """The same for the method of ``algorithm``, with running statistics where it has them."""
+        sent, kept = (
+            None if own is None else torch.empty_like(own, device="meta")
+            for own in (algorithm.of_server, algorithm.of_client)
+        )
+        server, message, upload = (
+            joined(tree, sent) for tree in (self.server, self.message, self.upload)
+        )
+        state = joined(self.state, kept)
+        return self._replace(server=server, message=message, upload=upload, state=state)
 
     def zero_mean(self, x: Vector) -> Any:
         """The mean upload of no clients, of the dtype and on the device of ``x``."""
@@ -167,6 +186,8 @@ def dry_round(
         ValueError, AttributeError, ...: whatever else a faulty algorithm raises.
     """
     descent = descent or Descent(Sgd(), 0.0, stand_in(size))
+    if isinstance(algorithm, WithStatistics):
+        return dry_round(algorithm.method, size, dtype, descent).with_statistics(algorithm)
     if size > MAX_ZEROS:
         return _dry_round(algorithm, descent, size, dtype, "meta")
     try:

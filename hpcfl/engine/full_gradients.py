@@ -11,7 +11,7 @@ from hpcfl.clients.task import ClientTask
 from hpcfl.engine.dry_round import FullGradient, Traffic, nbytes
 from hpcfl.engine.requests import RoundRequests
 from hpcfl.engine.run import Run
-from hpcfl.engine.statistics import at_statistics, statistics_in
+from hpcfl.local.joined import at_statistics, split
 from hpcfl.types import Vector
 
 LocalValues = Callable[[], NDArray[np.float64]]
@@ -45,7 +45,7 @@ def take_full_gradients(
         return cohort, tasks, Traffic(0, 0)
     points = run.algorithm.full_gradient_points(server)
     # In evaluation mode, by the running statistics that the clients receive.
-    taken_at = [at_statistics(point, statistics_in(server)) for point in points]
+    taken_at = [at_statistics(point, split(server).statistics) for point in points]
     gradients = run.training.executor.full_gradients(taken_at, tasks)
     run.timer.mark("compute")
     down, up = cohort.size * nbytes(points[1:]), 0  # the message has the first of the points

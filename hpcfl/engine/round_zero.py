@@ -12,8 +12,9 @@ from hpcfl.engine.full_gradients import plain_mean
 from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.run import Run
-from hpcfl.engine.statistics import at_statistics, evaluated_point, statistics_in
+from hpcfl.engine.statistics import evaluated_point
 from hpcfl.io.signals import stopped
+from hpcfl.local.joined import at_statistics, split
 from hpcfl.runs.log_keys import SIMULATED
 from hpcfl.types import Record
 
@@ -63,7 +64,7 @@ def warm_start(run: Run, server: Any) -> tuple[Any, Record]:
     training, algorithm, timer, x0 = run.training, run.algorithm, run.timer, run.x0
     run.hooks.begin_round(0)
     population = len(training.clients)
-    received = at_statistics(x0, statistics_in(server))
+    received = at_statistics(x0, split(server).statistics)
     record: Record = {"down_bytes": population * nbytes(received), "up_bytes": 0}
     values = partial(local_values, run, monotonic())
     total = torch.zeros_like(x0, dtype=torch.float64)

@@ -66,7 +66,7 @@ class StandIn:
         algorithm: whose facts give the numbers of classes and features.
     """
 
-    clip = None
+    clip = statistics = None
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm

@@ -123,7 +123,8 @@ class Block(Executor):
         """One local step of K clients, and their losses [K]: 0 for inactive clients."""
 
         def step_one(old: Carry, tensors: ClientTensors, active: Tensor) -> tuple[Carry, Tensor]:
-            client, grad = Client(**tensors), StepGrad(self._gradients.on(batch, stacked))
+            client = Client(**tensors)
+            grad = StepGrad(self._gradients.on(batch, stacked), old.statistics)
             new = local_step(self.algorithm, self.descent, old, grad, client)
             loss = torch.zeros_like(client.lr) if grad.loss is None else grad.loss
             # A client that has finished must not move: the gradient of its filled batch is not its

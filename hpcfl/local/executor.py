@@ -13,6 +13,7 @@ from hpcfl.clients.draws import drawn
 from hpcfl.clients.error_context import client_errors
 from hpcfl.clients.task import ClientResult, ClientTask
 from hpcfl.local.gradient import Gradient
+from hpcfl.local.joined import joined, split
 from hpcfl.local.step import Carry
 from hpcfl.types import Vector
 
@@ -94,9 +95,12 @@ class Executor(ABC):
 
     def _begin(self, message: Any, state: Any, client: Client) -> Carry:
         """What a client carries into its first step."""
+        (message, sent), (state, own) = split(message), split(state)
+        statistics = sent if own is None else own
         local = self.algorithm.begin(message, state, client)
         y = self.algorithm.first_point(message, state, client)
-        return Carry(y, local, self.descent.init(y))
+        moved = () if statistics is None else (statistics,)
+        return Carry(y, local, self.descent.init(y), moved)
 
     def _draws(self, message: Any, task: ClientTask) -> dict[str, Vector]:
         """The random vectors that the algorithm asks for."""
@@ -105,8 +109,15 @@ class Executor(ABC):
 
     def _finish(self, message: Any, state: Any, client: Client, carry: Carry) -> tuple[Any, Any]:
         """A client's upload and its new state."""
-        found: tuple[Any, Any] = self.algorithm.finish(carry.y, carry.local, message, state, client)
-        return found
+        y, local, _, statistics = carry
+        message, (state, own) = split(message).tree, split(state)
+        upload, after = self.algorithm.finish(y, local, message, state, client)
+        for moved in statistics:  # back to where they are from
+            if own is None:
+                upload = joined(upload, moved)
+            else:
+                after = joined(after, moved)
+        return upload, after
 
     def _with_received(self, state: Any, x: Vector) -> Any:
         """The state of a client, where the shared fields are the received model itself."""

@@ -39,12 +39,12 @@ class StepGrad:
 
     __slots__ = ("_batch", "_in_terms", "loss", "statistics")
 
-    def __init__(self, batch: BatchFunction) -> None:
+    def __init__(self, batch: BatchFunction, statistics: tuple[Vector, ...] = ()) -> None:
         self._batch, self._in_terms = batch, False
         self.loss: Tensor | None = None
         """Of the job, at the point of the first call."""
-        self.statistics: Vector | None = None
-        """[Q], which the first call moves; None where none are moved."""
+        self.statistics = statistics
+        """[Q], which the first call moves; empty where none are moved."""
 
     def __call__(self, point: Vector, loss: LossTerms | None = None) -> Vector:
         """The gradient at ``point``."""
@@ -53,7 +53,10 @@ class StepGrad:
         if self.loss is not None:
             _, gradient, _ = self._batch.gradient(point, terms, None)
             return gradient
-        self.loss, gradient, self.statistics = self._batch.gradient(point, terms, self.statistics)
+        (before,) = self.statistics or (None,)
+        self.loss, gradient, after = self._batch.gradient(point, terms, before)
+        if after is not None:
+            self.statistics = (after,)
         return gradient
 
     def forward(self, point: Vector) -> Forward:

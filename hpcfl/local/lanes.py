@@ -142,7 +142,7 @@ class Lanes(ClientByClient):
         """One local step of the client in lane k, in the lane's memory."""
         carry, tensors = memory.slots[k]
         client = Client(**{**tensors, "step": memory.taken[k].to(torch.float64)})
-        grad = StepGrad(self._gradients.on(memory.batch(k), _call))
+        grad = StepGrad(self._gradients.on(memory.batch(k), _call), carry.statistics)
         memory.set(k, local_step(self.algorithm, self.descent, carry, grad, client))
         if grad.loss is not None:
             memory.totals[k].add_(grad.loss)

@@ -23,8 +23,8 @@ class Sequential(ClientByClient):
     def __init__(self, algorithm: Algorithm, gradient: Gradient, descent: Descent) -> None:
         super().__init__(algorithm, gradient, descent)
         default = (getattr(type(algorithm), h) is getattr(Algorithm, h) for h in _STEP_HOOKS)
-        plain = descent.optimizer == Sgd()
-        self._plain_sgd = gradient.clip is None and plain and all(default)
+        plain = gradient.clip is None and gradient.statistics is None
+        self._plain_sgd = plain and descent.optimizer == Sgd() and all(default)
 
     def _take_steps(
         self, tasks: Sequence[ClientTask], carries: list[Carry]
@@ -40,7 +40,7 @@ class Sequential(ClientByClient):
                 if self._plain_sgd:  # same bits as below; the gradient is not joined to a vector
                     loss += self.gradient.descend(carry.y, batch, seed, lr, self.descent.decay)
                     continue
-                grad = StepGrad(self.gradient.on(batch, seed))
+                grad = StepGrad(self.gradient.on(batch, seed), carry.statistics)
                 now = client._replace(step=number(k)) if k else client
                 carry = local_step(self.algorithm, self.descent, carry, grad, now, lr)
                 if grad.loss is not None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.facts import Client, Grad
 from hpcfl.algorithms.optim import Descent
+from hpcfl.local.grad import StepGrad
 from hpcfl.types import Vector
 
 
@@ -34,13 +35,14 @@ class Carry(NamedTuple):
     y: Vector  # [P], its model
     local: Any  # the quantities of the algorithm
     optimizer: Any  # the state of the optimiser
+    statistics: tuple[Vector, ...] = ()  # the model's running ones [Q], if steps move any
 
 
 def local_step(
     hooks: StepHooks,
     descent: Descent,
     carry: Carry,
-    grad: Grad,
+    grad: StepGrad,
     client: Client,
     lr: float | None = None,
 ) -> Carry:
@@ -55,7 +57,7 @@ def local_step(
         lr: its learning rate as a number; None inside ``torch.func.vmap`` and CUDA graphs, where
             ``client.lr`` is a tensor of many clients, and nothing changes in place.
     """
-    y, local, optimizer = carry
+    y, local, optimizer, _ = carry
     start, point = hooks.points(y, local, client)
     d, local = hooks.direction(point, local, grad, client)
     along, optimizer = descent.step(d, point, optimizer)
@@ -67,4 +69,4 @@ def local_step(
         # returned something new, in which it may have kept the point, and so y itself.
         new = local is not carry.local or optimizer is not carry.optimizer
         y = torch.add(start, along, alpha=-scale * lr, out=None if new else y)
-    return Carry(y, local, optimizer)
+    return Carry(y, local, optimizer, grad.statistics)

@@ -10,7 +10,7 @@ from torch import nn
 import hpcfl
 from hpcfl.algorithms.base import Message, Upload
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.engine.statistics import split
+from hpcfl.local.joined import split
 from hpcfl.start.components.executors import make_executor
 from tests.algorithms.facts import COHORT
 from tests.algorithms.methods import ALL, SAMPLE

@@ -129,7 +129,7 @@ class _TrialGradient:
     """The trial's ``Gradient``; errors of the model are named as the model's."""
 
     def __init__(self, trial: Trial) -> None:
-        self._trial, self.clip = trial, trial.gradient.clip
+        self._trial, self.clip, self.statistics = trial, trial.gradient.clip, None
         self._known: dict[int, list[tuple[list[int], list[int]]]] = {}
 
     def on(self, batch: Batch, seed: int) -> "_TrialBatch":

@@ -41,7 +41,7 @@ def padding_notes(components: Components) -> tuple[str, ...]:
         make_executor(two, gradient),
         [pool.task(0, 0, steps=1), _first(pool.task(1, 0, 1), kept)],
     )
-    one = Sequential(two.training.algorithm, gradient, two.training.descent)
+    one = Sequential(two.job.algorithm, gradient, two.training.descent)
     (alone,) = train_once(two, one, [_first(pool.task(1, 0, 1), kept)])
     pool.pop_elapsed_s()  # round 1 must not count these batches
     apart = max(map(_difference, tree_leaves(together[1].upload), tree_leaves(alone.upload)))

@@ -23,7 +23,7 @@ def make_executor(components: Components, gradient: Gradient) -> Executor:
     """
     training = components.training
     shared = [field.shared for field in training.schema.client_state.fields]
-    one = Sequential(training.algorithm, gradient, training.descent)
+    one = Sequential(components.job.algorithm, gradient, training.descent)
     return executor_of(components, one, shared=shared)
 
 

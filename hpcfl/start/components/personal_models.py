@@ -3,18 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hpcfl.algorithms.base import Algorithm, Message
+from hpcfl.algorithms.base import Message
 from hpcfl.clients.client_states import ClientStates
-from hpcfl.engine.statistics import (
-    WithStatistics,
-    at_statistics,
-    joined,
-    personal_point,
-    statistics_in,
-)
+from hpcfl.engine.statistics import personal_point
 from hpcfl.local.executor import Executor
 from hpcfl.local.fine_tuning import FineTuning, Start
 from hpcfl.local.gradient import Gradient
+from hpcfl.local.joined import at_statistics, joined, split
 from hpcfl.local.sequential import Sequential
 from hpcfl.start.components.components import Components
 from hpcfl.start.components.executors import clients_at_once, executor_of
@@ -47,7 +42,7 @@ class PersonalModels:
         state, name = self._store.load(client), self._training.schema.local_model_field
         if state is None or name is None:
             return None
-        model, own = getattr(state, name), statistics_in(state)
+        model, own = getattr(state, name), split(state).statistics
         statistics = x[len(self._model.x0) :] if own is None else own
         return at_statistics(
             *(part.to(self._model.device, x.dtype) for part in (model, statistics))
@@ -80,20 +75,18 @@ class PersonalModels:
         message = Message(x[: len(self._model.x0)])
         results = tuning.train(message, tasks, starts, local_models=True)
         self._clients.pop_elapsed_s()  # no time of a round
-        return [at_statistics(each.local_model, statistics_in(each.state)) for each in results]
+        return [at_statistics(each.local_model, split(each.state).statistics) for each in results]
 
     def _start(self, point: Vector) -> Any:
         """The state from which a client is tuned: a model, and its running statistics."""
         size = len(self._model.x0)
         start, own = Start(point[:size]), point[size:]
-        return start if self._model.statistics is None else joined(start, own)
+        return joined(start, own if len(own) else None)
 
 
 def _fine_tuning(components: Components, gradient: Gradient) -> Executor:
     """The executor of the job's kind that trains before personal scores."""
     training, initial = components.training, components.model.initial_statistics
-    algorithm: Algorithm = FineTuning().with_facts(training.algorithm.facts)
-    if initial is not None:
-        algorithm = WithStatistics(algorithm, initial, "local")
+    algorithm = FineTuning().with_facts(training.algorithm.facts)
     one = Sequential(algorithm, gradient, training.descent)
     return executor_of(components, one, shared=[False] * (initial is not None))

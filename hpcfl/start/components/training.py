@@ -41,10 +41,7 @@ def make_training(loaded: LoadedJob, model: Model) -> Training:
     algorithm = with_statistics(job, job.algorithm, model.initial_statistics)
     name = f"algorithm.name: {loaded.names['algorithm']}"
     with as_job_error(name, "its dry round failed", "", job.algorithm, advice=hook_advice):
-        # Without statistics first: errors are the method's own.
-        schema = dry_round(job.algorithm, x0.numel(), x0.dtype, descent)
-        if algorithm is not job.algorithm:
-            schema = dry_round(algorithm, x0.numel(), x0.dtype, descent)
+        schema = dry_round(algorithm, x0.numel(), x0.dtype, descent)
     return Training(algorithm, schema, stored(job, schema), descent)
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfl.engine.dry_round import Traffic, nbytes, traffic
-from hpcfl.engine.statistics import statistics_in
 from hpcfl.evaluation.privacy import Accountant, accountant
 from hpcfl.start.checks.disk import (
     DiskBudget,
@@ -198,5 +197,5 @@ def _choice_traffic(components: Components) -> Traffic:
 
 def _received(components: Components) -> int:
     """Bytes of the model, with its running statistics."""
-    statistics = statistics_in(components.training.schema.server)
+    statistics = components.training.schema.sent_statistics
     return nbytes(components.model.x0) + (0 if statistics is None else nbytes(statistics))
