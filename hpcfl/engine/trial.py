@@ -229,7 +229,7 @@ def add_to_mean(mean: Any, upload: Any, share: float, dtype: torch.dtype) -> Any
 
 
 def require_repeatable_without_data(method: Algorithm, descent: Descent) -> None:
-    """The same on a small model of made-up values, where no data are at hand.
+    """Do ``require_repeatable`` on a small made-up model, where there are no data.
 
     Args:
         method: whose hooks are called.

@@ -19,5 +19,5 @@ class EarlyEnd(NamedTuple):
 
 
 def ending_settings(loaded: LoadedJob) -> str:
-    """A hash of the settings by which a run ends; a run that ended goes on if they change."""
+    """A hash of ``stop`` and ``callbacks``: a run that ended early goes on if it changes."""
     return ending_fingerprint(flatten(loaded.tree))

@@ -27,7 +27,7 @@ from hpcfl.types import Vector
 class Components:
     """What a job is built into, the same on every rank; made by ``build_components``.
 
-    What differs by rank (its device, its store, the group of ranks) is in a ``RankSession``.
+    What differs by rank (its store, the group of ranks) is in a ``RankSession``.
     """
 
     loaded: LoadedJob
