@@ -24,7 +24,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|pathlib|collections|typing)\..*|Path|Any|\w+Error|Stopped"),
     ("py:.*", r"nn\.Module|DataFrame"),
-    ("py:.*", r"hpcfl\.(plan|runs)\..*"),  # parts of results, which have no page
+    ("py:.*", r"hpcfl\.(tools\.plan|runs)\..*"),  # parts of results, which have no page
 ]
 autodoc_typehints = "signature"
 highlight_language = "text"
