@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hpcfl.algorithms.facts import Forward, LossTerms
 from hpcfl.errors import BrokenRuleError
 from hpcfl.local.autocast import autocast_bfloat16
+from hpcfl.local.dense_chain import DenseChain
 from hpcfl.local.grad import BatchFunction
 from hpcfl.local.layers import aligned
 from hpcfl.models.dropout import dropouts
@@ -55,6 +56,8 @@ class Gradient:
         self._precision = (
             partial(autocast_bfloat16, self._parameters[0].device.type) if bf16 else nullcontext
         )
+        self.chain = None if bf16 else DenseChain.of(model, loss, self._parameters)
+        """Computes the gradients of small dense models; None for all others."""
         self._viewed: Vector | None = None  # the vector of which the parameters are views
         self._seed_layers = LayerSeeds(model)
 
@@ -168,12 +171,16 @@ class Gradient:
             own = point[self._layout.total :]
             self.statistics.load(own if len(own) else self.statistics.initial)
 
-    def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
+    def _view(self, x: Vector) -> None:
+        """Make the parameters views of ``x``."""
         if x is not self._viewed:
             views = self._layout.views(x[: self._layout.total])
             for parameter, view in zip(self._parameters, views, strict=True):
                 parameter.data = view
             self._viewed = x
+
+    def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
+        self._view(x)
         with unchanged(self._parameters), self._precision(), self._uncounted():
             outputs: Tensor = self.model(inputs)
         return outputs
@@ -183,6 +190,9 @@ class Gradient:
         return value, torch.cat([grad.reshape(-1) for grad in grads])
 
     def _loss_and_grads(self, point: Vector, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if self.chain is not None and self.chain.takes(batch):
+            self._view(point)
+            return self.chain.loss_and_grads(self._parameters, batch)
         value = self.loss(self._outputs(point, batch.inputs), batch.labels)
         return value.detach(), torch.autograd.grad(value, self._parameters)
 

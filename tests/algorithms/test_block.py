@@ -134,11 +134,11 @@ def test_the_job_says_what_does_not_go_together(tmp_path):
         read(tmp_path, job)
 
 
-AUTO_JOB = {"rounds": 2, "executor": "auto", "cohort": {"kind": "uniform", "size": 9}}
+AUTO_JOB = {"rounds": 2, "executor": "auto", "cohort": {"kind": "uniform", "size": 20}}
 
 
 def test_auto_follows_a_rule_and_writes_it_into_the_job(tmp_path):
-    problem = softmax_problem(sizes=9 * [2])
+    problem = softmax_problem(sizes=20 * [2])
     run = play(tmp_path, tree(tmp_path, problem, {"name": "fedhbm"}, **AUTO_JOB))
     assert load(run.directory / "job.yaml").job.executor == "block"
     (told,) = [line for line in RunDir(run.directory).last_start["notes"] if "executor" in line]
@@ -153,15 +153,10 @@ CONVOLUTION = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10))
 @pytest.mark.parametrize(
     ("device", "precision", "model", "cohort", "executors"),
     [
-        ("cpu", "float32", nn.Linear(10, 10), 8, ("block",)),
-        ("cpu", "float32", nn.Linear(10, 10), 7, ()),
-        (
-            "cpu",
-            "float32",
-            nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300)),
-            32,
-            (),
-        ),
+        ("cpu", "float32", nn.Linear(10, 10), 15, ("block",)),
+        ("cpu", "float32", nn.Linear(10, 10), 14, ()),
+        ("cpu", "float32", nn.Linear(299, 100), 32, ("block",)),  # 30 000 parameters
+        ("cpu", "float32", nn.Linear(300, 100), 32, ()),
         ("cpu", "float32", CONVOLUTION, 32, ()),
         ("cpu", "float32", nn.LSTM(4, 4), 32, ()),
         ("cuda", "float32", CONVOLUTION, 1, ("triton", "lanes")),
@@ -180,6 +175,20 @@ def test_the_rule_needs_no_clock(monkeypatch, device, precision, model, cohort, 
         assert choose_executor.rule(found, precision, 33)[0] == executors[:-1]
         monkeypatch.setattr(choose_executor, "find_spec", lambda _: None)
         assert choose_executor.rule(found, precision, cohort)[0] == ("lanes",)
+
+
+@pytest.mark.parametrize(
+    ("layer", "cohort", "executors"),
+    [
+        (nn.Linear(49, 100), 20, ("block",)),  # 5 000 parameters
+        (nn.Linear(49, 100), 19, ()),
+        (nn.Linear(50, 100), 32, ()),
+    ],
+)
+def test_the_rule_where_one_client_needs_no_graph(layer, cohort, executors):
+    x0 = parameters_to_vector(layer.parameters())
+    found = SimpleNamespace(device=torch.device("cpu"), module=layer, x0=x0)
+    assert choose_executor.rule(found, "float32", cohort, is_chain=True)[0] == executors
 
 
 def test_ranks_that_choose_differently_are_refused():
@@ -210,8 +219,8 @@ def test_what_cannot_be_done_at_once_is_told_or_done_alone(tmp_path):
     with pytest.raises(JobError, match=r"executor: block cannot train .*; say executor=sequential"):
         play(tmp_path, {**job, "executor": "block"})
     assert not list(tmp_path.glob("run*"))
-    nine = tree(tmp_path, softmax_problem(sizes=9 * [2]), job["algorithm"], **AUTO_JOB)
-    run = play(tmp_path, nine)
+    twenty = tree(tmp_path, softmax_problem(sizes=20 * [2]), job["algorithm"], **AUTO_JOB)
+    run = play(tmp_path, twenty)
     (told,) = [line for line in RunDir(run.directory).last_start["notes"] if "executor" in line]
     assert "executor: sequential (auto: executor: block cannot train" in told
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -26,8 +27,16 @@ from hpcfl.start.components.executors import block_error, clients_at_once, make_
 from hpcfl.start.components.model import Model
 from hpcfl.start.load_run import load_run
 
-# On a CPU, larger blocks and smaller models than these are faster than one client at a time.
-LEAST_CLIENTS, MOST_PARAMETERS = 8, 100_000
+
+class Bounds(NamedTuple):
+    """On a CPU, blocks are faster than one client at a time inside of these."""
+
+    least_clients: int
+    most_parameters: int
+
+
+BOUNDS = {False: Bounds(15, 30_000), True: Bounds(20, 5_000)}
+"""For a model whose gradients autograd computes, and for a ``DenseChain``, one of which is fast."""
 MANY_CLIENTS = ("block", "triton", "lanes")  # executors that pad batches
 
 
@@ -50,7 +59,8 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
             return kept, _line(job.executor)
         return with_executor(components, "sequential", None), _line(job.executor)
     at_once = clients_at_once(components)
-    names, why = rule(components.model, components.job.precision, at_once)
+    is_chain = components.gradient().chain is not None
+    names, why = rule(components.model, components.job.precision, at_once, is_chain=is_chain)
     for name in names:
         many = with_executor(components, name, size)
         try:
@@ -64,7 +74,9 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
     return with_executor(components, "sequential", None), _line("sequential", why)
 
 
-def rule(model: Model, precision: str, at_once: int) -> tuple[Sequence[ExecutorName], str]:
+def rule(
+    model: Model, precision: str, at_once: int, *, is_chain: bool = False
+) -> tuple[Sequence[ExecutorName], str]:
     """The executors for many clients at once in the order in which they are tried, and the reason.
 
     None of them where one client at a time is faster, or where none can train the model.
@@ -73,6 +85,7 @@ def rule(model: Model, precision: str, at_once: int) -> tuple[Sequence[ExecutorN
         model: on the device of the run.
         precision: of the job.
         at_once: how many clients would train together.
+        is_chain: whether one client's gradient is computed by ``DenseChain``.
     """
     layers = [layer for layer in model.module.modules() if [*layer.parameters(recurse=False)]]
     recurrent = [layer for layer in layers if isinstance(layer, nn.RNNBase)]
@@ -89,10 +102,11 @@ def rule(model: Model, precision: str, at_once: int) -> tuple[Sequence[ExecutorN
         return (), "on a CPU, with recurrent layers"
     if not all(isinstance(layer, nn.Linear) for layer in layers):
         return (), "on a CPU, with layers that are not dense"
-    if model.x0.numel() > MOST_PARAMETERS:
-        return (), f"on a CPU, with more than {MOST_PARAMETERS} parameters"
-    if at_once < LEAST_CLIENTS:
-        return (), f"on a CPU, with fewer than {LEAST_CLIENTS} clients at once"
+    bounds = BOUNDS[is_chain]
+    if model.x0.numel() > bounds.most_parameters:
+        return (), f"on a CPU, with more than {bounds.most_parameters} parameters"
+    if at_once < bounds.least_clients:
+        return (), f"on a CPU, with fewer than {bounds.least_clients} clients at once"
     return ("block",), "on a CPU, with a small model of dense layers"
 
 
