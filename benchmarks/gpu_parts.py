@@ -28,7 +28,7 @@ from hpcfl.errors import HpcflError, JobError, one_line
 from hpcfl.job.load import load
 from hpcfl.local.cuda_graph import capture
 from hpcfl.start.environment import versions
-from peers import checked_peer, pfl_process
+from peers import PFL, checked_peer, peer_process
 from timed_rounds import TimedRounds, build_timed_run
 
 TURNS, WARMUP = 9, 3  # rounds: the first captures graphs and chooses kernels
@@ -152,7 +152,7 @@ def rounds(part: Part) -> None:
     if subject.model in IMAGES and not part.rehearse:
         with failing(part, "pfl"):
             about = {"model": model, "precision": precision, **WORKS[model]._asdict()}
-            with pfl_process(peer, about) as pfl:
+            with peer_process(peer, PFL, about) as pfl:
                 values = [1e3 * float(next(pfl)["wall_s"]) for _ in range(TURNS)][WARMUP:]
             part.add("pfl", ms=median(values), quartiles=quartiles(values))
 

@@ -1,10 +1,11 @@
-"""Compare rounds of hpcfl with a bare loop and, where it is installed, with pfl-research.
+"""Compare rounds of hpcfl with a bare loop and with a peer: pfl-research or FedJAX.
 
-Random images in CIFAR-10's shape, one epoch of SGD, equal weights.  ``cnn`` is pfl's own benchmark:
-1000 users of 50 images, 50 users in a round, batches of 10, learning rate 0.1, dropout.  All sides
-run a round alternately, on one thread.  CPU time is measured, because other work on the machine
-disturbs it less than wall time.  The bare loop trains hpcfl's models; pfl runs in a Python
-environment of its own, with models as its users write them.
+One epoch of SGD, equal weights.  Beside pfl, random images in CIFAR-10's shape: ``cnn`` is pfl's
+own benchmark, 1000 users of 50 images, 50 users in a round, batches of 10, learning rate 0.1,
+dropout.  Beside FedJAX, dense layers on random features in the shape of EMNIST.  All sides run a
+round alternately, on one thread.  CPU time is measured, because other work on the machine disturbs
+it less than wall time.  The bare loop trains hpcfl's models; a peer runs in a Python environment of
+its own, with models as its users write them.
 """
 
 import json
@@ -13,9 +14,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from common import Measurement, Result, main, parser, take_turns
 from hpcfl.errors import JobError
@@ -24,7 +28,6 @@ from round import BARE_NOTE, BareLoop, write_images
 from timed_rounds import TimedRounds, build_timed_run
 
 TURNS = 9
-PRECISIONS = ("float32", "bf16")
 
 
 class PeerError(JobError):
@@ -47,64 +50,120 @@ WORKS = {
     "cnn": BenchWork(1000, 50, 50, 10, 0.1),
     "lenet": BenchWork(100, 500, 4, 64, 0.01),
     "resnet20": BenchWork(100, 500, 2, 64, 0.01),
+    "softmax": BenchWork(500, 100, 50, 20, 0.1),
+    "mlp": BenchWork(500, 100, 50, 20, 0.1),
 }
-INSTALL = 'python3 -m venv E && E/bin/pip install "torch==2.13.0" "pfl==0.6.0"'
-PROBE = "import pfl.model.pytorch, pfl.aggregate.simulate"
+FEATURES, CLASSES = 784, 62  # of the dense models
+
+
+class Peer(NamedTuple):
+    """Another program."""
+
+    name: str
+    """As its versions name it."""
+    script: str
+    """That runs its rounds."""
+    probe: str
+    """Python that imports it."""
+    packages: str
+    """What pip installs for it."""
+    precisions: Sequence[str]
+
+
+PFL = Peer(
+    "pfl",
+    "peer_pfl.py",
+    "import pfl.model.pytorch, pfl.aggregate.simulate",
+    '"torch==2.13.0" "pfl==0.6.0"',
+    ("float32", "bf16"),
+)
+FEDJAX = Peer(
+    "fedjax",
+    "peer_fedjax.py",
+    "import fedjax",
+    '"jax==0.10.2" "fedjax==0.0.17"',
+    ("float32",),
+)
+PEERS = {"softmax": FEDJAX, "mlp": FEDJAX}  # the others: pfl
 
 
 def bench_peers(
     python: Path | None,
     model: str = "cnn",
+    precision: str | None = None,
     turns: int = TURNS,
-    precisions: Sequence[str] = PRECISIONS,
 ) -> Result:
     """Measure all sides.
 
     Args:
-        python: an interpreter that has pfl; the running one when None.
+        python: an interpreter that has the peer; the running one when None.
         model: a key of ``WORKS``.
+        precision: one of the peer's, or None for all; ratios are to the peer in the first.
         turns: the number of measured rounds of each side, after one as a warm-up.
-        precisions: of ``PRECISIONS``, one or more; ratios are to pfl in the first.
 
     Raises:
-        JobError: the interpreter has no pfl, or pfl ended.
+        JobError: the interpreter has no such peer, the peer does not compute in this precision, or
+            it ended.
     """
-    peer, work = checked_peer(python), WORKS[model]
+    peer, work = PEERS.get(model, PFL), WORKS[model]
+    if precision not in (None, *peer.precisions):
+        raise JobError(f"--precision: found {precision}, but {model} runs in {peer.precisions[0]}")
+    interpreter = checked_peer(python, peer)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         root = Path(name)
-        write_images(root, work.users * work.samples)
-        (root / "job.yaml").write_text(json.dumps(_job(name, model, work)))
+        (root / "job.yaml").write_text(json.dumps(_job(root, model, work)))
         sides: dict[str, Callable[[], float]] = {}
         versions: dict[str, Any] = {}
-        for precision in precisions:
-            loaded = load(root / "job.yaml", [f"precision={precision}"])
-            (folder := root / precision).mkdir()
+        for used in [precision] if precision else peer.precisions:
+            loaded = load(root / "job.yaml", [f"precision={used}"])
+            (folder := root / used).mkdir()
             components, run, _ = build_timed_run(loaded, folder, stack)
             engine = TimedRounds(run, 1, process_time)
             bare = BareLoop(components, run, 1, process_time)
-            pfl = stack.enter_context(
-                pfl_process(peer, {"model": model, "precision": precision, **work._asdict()})
-            )
-            versions = next(pfl)
+            wanted = {"model": model, "precision": used, **work._asdict()}
+            rounds = stack.enter_context(peer_process(interpreter, peer, wanted))
+            versions = next(rounds)
             sides |= {
-                f"hpcfl, {precision}": engine,
-                f"bare loop, {precision}": bare,
-                f"pfl {versions['pfl']}, {precision}": lambda pfl=pfl: float(next(pfl)["cpu_s"]),  # type: ignore[misc]
+                f"hpcfl, {used}": engine,
+                f"bare loop, {used}": bare,
+                f"{peer.name} {versions[peer.name]}, {used}": partial(_cpu_s, rounds),
             }
             if versions["parameters"] != components.model.x0.numel():
                 parameters = versions["parameters"]
-                raise JobError(f"{peer}: its model has {parameters} parameters, not ours")
+                raise JobError(f"{peer.name}: its model has {parameters} parameters, not ours")
         times = take_turns(sides, turns, "peers: rounds")
     subject = f"{model}, a round of {work.cohort} users"
     figures = [Measurement(subject, n, "CPU s", t) for n, t in times.items()]
     about = {"peer": versions, "model": model, **work._asdict()}
-    return Result("peers", report(figures, work.cohort), figures, about)
+    return Result("peers", report(figures, peer.name, work.cohort), figures, about)
 
 
-def _job(root: str, model: str, work: BenchWork) -> dict[str, Any]:
-    return {
-        "task": f"cifar10-{model}",
-        "data": {"root": root, "clients": work.users, "augment": False},
+def _cpu_s(rounds: Iterator[dict[str, Any]]) -> float:
+    return float(next(rounds)["cpu_s"])
+
+
+def _job(root: Path, model: str, work: BenchWork) -> dict[str, Any]:
+    """A job, whose data are written below ``root``."""
+    subject: dict[str, Any]
+    if PEERS.get(model, PFL) is PFL:
+        write_images(root, work.users * work.samples)
+        subject = {"task": f"cifar10-{model}", "data": {"root": str(root), "augment": False}}
+    else:
+        draw, examples = np.random.default_rng(0), work.users * work.samples
+        np.savez(
+            root / "random.npz",
+            x=draw.standard_normal((examples, FEATURES), np.float32),
+            y=draw.integers(0, CLASSES, examples),
+            x_test=draw.standard_normal((CLASSES, FEATURES), np.float32),
+            y_test=np.arange(CLASSES),
+        )
+        own = {"name": "module", "of": "dense_models.mlp"}
+        subject = {
+            "data": {"kind": "arrays", "path": str(root / "random.npz"), "classes": CLASSES},
+            "model": own if model == "mlp" else {"name": "linear"},
+        }
+    subject["data"] |= {"clients": work.users, "partition": {"kind": "iid"}}
+    return subject | {
         "cohort": {"kind": "uniform", "size": work.cohort},
         "algorithm": {"name": "fedavg"},
         "local": {"epochs": 1, "batch_size": work.batch, "lr": work.rate},
@@ -114,15 +173,16 @@ def _job(root: str, model: str, work: BenchWork) -> dict[str, Any]:
     }
 
 
-def report(figures: Sequence[Measurement], users: int) -> str:
+def report(figures: Sequence[Measurement], name: str, users: int) -> str:
     """A table: medians, quartiles, and the ratio of the peer's time to ours.
 
     Args:
         figures: the seconds of a round, by side.
+        name: of the peer.
         users: the number of users in a round.
     """
-    peer = next(f for f in figures if f.side.startswith("pfl"))
-    ratio = f"of pfl in {peer.side.rpartition(' ')[2]}"
+    peer = next(f for f in figures if f.side.startswith(name))
+    ratio = f"of {name} in {peer.side.rpartition(' ')[2]}"
     lines = [f"{'':24} {'a round':>12} {'quartiles':>18} {'updates/CPU s':>14} {ratio:>18}"]
     for side in figures:
         low, high = side.quartiles
@@ -134,33 +194,38 @@ def report(figures: Sequence[Measurement], users: int) -> str:
     return "\n".join(lines)
 
 
-def checked_peer(python: Path | None) -> str:
-    """The path of an interpreter, after a check that it can import pfl."""
+def checked_peer(python: Path | None, peer: Peer = PFL) -> str:
+    """The path of an interpreter, after a check that it can import the peer."""
     interpreter = str(python or sys.executable)
     try:
         done = subprocess.run(  # noqa: S603
-            [interpreter, "-c", PROBE], capture_output=True, text=True, check=False
+            [interpreter, "-c", peer.probe], capture_output=True, text=True, check=False
         )
     except OSError as e:
         raise JobError(
-            f"{interpreter}: cannot be started: {e.strerror}; name a Python that has pfl"
+            f"{interpreter}: cannot be started: {e.strerror}; name a Python that has {peer.name}"
         ) from e
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise JobError(f"{interpreter}: no pfl ({why}); say {INSTALL}, then --python E/bin/python")
+        install = f"python3 -m venv E && E/bin/pip install {peer.packages}"
+        raise JobError(
+            f"{interpreter}: no {peer.name} ({why}); say {install}, then --python E/bin/python"
+        )
     return interpreter
 
 
 @contextmanager
-def pfl_process(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
-    """Start pfl's process: an iterator of its versions, then of the seconds of its rounds.
+def peer_process(
+    python: str, peer: Peer, work: dict[str, Any]
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """Start the peer's process: an iterator of its versions, then of the seconds of its rounds.
 
     Each item after the first lets the process run one more round.
 
     Raises:
         PeerError: by the iterator: the process has ended.
     """
-    script = Path(__file__).with_name("peer_pfl.py")
+    script = Path(__file__).with_name(peer.script)
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(  # noqa: S603
             [python, str(script), json.dumps(work)],
@@ -179,7 +244,7 @@ def pfl_process(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str
                     requests.flush()
             errors.seek(0)
             last = (errors.read().strip().splitlines() or ["no output"])[-1]
-            raise PeerError(f"{python}: pfl ended: {last}")
+            raise PeerError(f"{python}: {peer.name} ended: {last}")
 
         try:
             yield read_answers()
@@ -194,13 +259,12 @@ def pfl_process(python: str, work: dict[str, Any]) -> Iterator[Iterator[dict[str
 
 def command(words: Sequence[str] | None = None) -> int:
     """Run by itself."""
-    made = parser("The benchmark of pfl-research, beside pfl itself.")
+    made = parser("The benchmarks of other programs, beside these themselves.")
     made.add_argument("--model", choices=WORKS, default="cnn", help="(default: pfl's cnn)")
-    made.add_argument("--python", type=Path, help="of an environment with pfl (default: ours)")
-    made.add_argument("--precision", choices=PRECISIONS, help="one alone (default: both)")
+    made.add_argument("--python", type=Path, help="of an environment with the peer (default: ours)")
+    made.add_argument("--precision", choices=PFL.precisions, help="one alone (default: all)")
     options = made.parse_args(words)
-    precisions = (options.precision,) if options.precision else PRECISIONS
-    return main(options, lambda o: bench_peers(o.python, o.model, precisions=precisions))
+    return main(options, lambda o: bench_peers(o.python, o.model, o.precision))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import executor
+import hpcfl
 import peers
 import reduce
 import round
@@ -77,9 +78,24 @@ def test_executor(job, monkeypatch, capsys):
     assert "blocks of 3" in capsys.readouterr().out
 
 
-def test_peers_names_what_is_missing(capsys):
-    assert peers.command(["--python", sys.executable]) == 2
-    assert 'pip install "torch==2.13.0" "pfl==0.6.0"' in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], 'pip install "torch==2.13.0" "pfl==0.6.0"'),
+        (["--model", "mlp"], 'pip install "jax==0.10.2" "fedjax==0.0.17"'),
+        (["--model", "mlp", "--precision", "bf16"], "found bf16, but mlp runs in float32"),
+    ],
+)
+def test_peers_names_what_is_missing(words, found, capsys):
+    assert peers.command(["--python", sys.executable, *words]) == 2
+    assert found in capsys.readouterr().err
+
+
+def test_the_models_beside_fedjax(tmp_path, monkeypatch):
+    """Their parameters are counted in ``bench_peers``, too, where FedJAX is installed."""
+    monkeypatch.setitem(peers.WORKS, "mlp", peers.BenchWork(2, 3, 2, 2, 0.1))
+    job = peers._job(tmp_path, "mlp", peers.WORKS["mlp"]) | {"rounds": 1}
+    assert hpcfl.run(job, out=tmp_path / "run").x.numel() == 209662
 
 
 @pytest.mark.usefixtures("forked_python")
