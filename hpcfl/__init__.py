@@ -85,6 +85,8 @@ __all__ = [
 
 # For deterministic products on a GPU; cuBLAS reads it before the first product of the process.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# A hardware queue for each of 32 lanes, of which several would share one of CUDA's 8; read once.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def __dir__() -> list[str]:

@@ -122,3 +122,16 @@ def test_check_and_run_say_it(hpcfl, job, tmp_path, monkeypatch, own_process):
     done = hpcfl("run", job, "precision=bf16", "--out", tmp_path / "run")
     assert done.code == 0
     assert [line for line in done.err if "9.0 times as long" in line]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "1")]
+)
+def test_lanes_have_a_hardware_queue_each_unless_the_user_says_how_many(given, found):
+    program = "import os, hpcfl; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    env = {key: value for key, value in os.environ.items() if key != name} | given
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [found]
