@@ -187,7 +187,7 @@ def _round(part: Part, subject: Subject, executor: str, *, profile: bool = True)
         began = perf_counter()
         words = [f"executor={executor}"]
         if work.cohort == 50 and executor in ("block", "triton"):
-            words.append("block_size=25")  # by default it is 32
+            words.append("block_size=25")  # as a start divides 50
         side = TimedRounds(build_timed_run(load(path, words), folder, stack).run, 1)
         timed, warm = part.turns()
         for _ in range(warm):

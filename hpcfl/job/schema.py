@@ -128,7 +128,8 @@ class Job(Section):
     layers are Triton kernels, or in lanes, each with kernels of its own; auto: by the device and
     the model's layers."""
     block_size: Count | None = None
-    """Clients at once; a cohort's, at most 32, when absent.  The bits of a result depend on it."""
+    """Clients at once; when absent a cohort's, in equal blocks of at most 32.  The bits of a result
+    depend on it."""
     threads: Count = 1
     """Threads of one rank on the CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -101,13 +101,15 @@ def build(
         inputs = fingerprints(loaded.job.data, data.dataset, places)
         notes += check_components(components, resumed=request.resumed)
     require_alike(inputs, places, comm)
-    if components.job.executor == "auto":
+    executor = components.job.executor
+    if executor != "sequential":
         # Also of a start that ended before its first checkpoint: its job is in the folder.
-        begun = from_rank_0(comm, partial(present, request.folder.job))
+        begun = from_rank_0(comm, partial(present, request.begun_run.job))
         with raise_collectively(comm):
-            components, line = choose_executor(components, request.folder if begun else None)
-        require_one_choice(components, comm)
-        notes.append(line)
+            components, lines = choose_executor(components, request.begun_run if begun else None)
+        if executor == "auto":
+            require_one_choice(components, comm)
+        notes += lines
     # Rank 0 alone writes to the terminal, so it alone measures.
     slow = bfloat16_warning(components.job, ranks.device) if comm.rank == 0 else None
     return components, inputs, ranks.with_notes(*notes, *filter(None, [slow]))

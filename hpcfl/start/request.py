@@ -28,3 +28,13 @@ class StartRequest:
     """Objects beside those that the job names."""
     resumed: bool = False
     """Whether it begins at a checkpoint; ``agree`` finds out."""
+
+    @property
+    def begun_run(self) -> RunDir:
+        """The folder of the run that this start goes on with, if there is one yet.
+
+        A branch is a run of its own; a copy without other settings is not.
+        """
+        if self.resume is None or self.resume.parent is not None:
+            return self.folder
+        return self.resume.source

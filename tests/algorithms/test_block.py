@@ -147,6 +147,24 @@ def test_auto_follows_a_rule_and_writes_it_into_the_job(tmp_path):
     assert torch.equal(again.x, run.x)
 
 
+@pytest.mark.parametrize(
+    ("cohort", "asked", "size"),
+    [(32, None, None), (33, None, 17), (50, None, 25), (64, None, 32), (65, None, 22), (65, 3, 3)],
+)
+def test_a_cohort_is_divided_into_equal_blocks(tmp_path, cohort, asked, size):
+    job = tree(
+        tmp_path,
+        softmax_problem(sizes=65 * [2]),
+        {"name": "fedavg"},
+        cohort={"kind": "uniform", "size": cohort},
+        executor="block",
+        block_size=asked,
+    )
+    assert choose_executor.with_equal_blocks(parts(tmp_path, job)).job.block_size == size
+    alone = parts(tmp_path, {**job, "executor": "sequential", "block_size": None})
+    assert choose_executor.with_equal_blocks(alone) is alone
+
+
 CONVOLUTION = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10))
 
 

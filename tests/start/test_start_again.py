@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 import hpcfl
+from hpcfl.local.block import block_executor
 from hpcfl.runs.layout import RunDir
 from hpcfl.start import prepare
 from hpcfl.start.components import choose_executor
+from hpcfl.start.components import executors as makers
 from tests.parallel.outcome import outcome
 from tests.rundirs import starts, text
 
@@ -113,7 +115,7 @@ def test_a_run_keeps_the_executor_it_began_with(go, job, tmp_path, monkeypatch, 
     run, words = tmp_path / "run", ("executor=auto", "cohort.size=3")
     for executors in (("block",), ()):
         monkeypatch.setattr(
-            choose_executor, "rule", lambda *_, found=executors: (found, "a reason")
+            choose_executor, "rule", lambda *_, found=executors, **__: (found, "a reason")
         )
         done = go(*words)
         assert done.code == 0, done.err
@@ -121,6 +123,63 @@ def test_a_run_keeps_the_executor_it_began_with(go, job, tmp_path, monkeypatch, 
         forget_rounds(run) if begun == "before the first checkpoint" else unfinish(run)
     line = refused("run", job, "--out", run, "--continue", *words, "block_size=2")
     assert "block_size is null there, 2 here" in line
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """How many clients the blocks have that are made, but those of two that are tried."""
+    found = []
+
+    def noted(*args, size, **how):
+        found.extend([size] * (size > 2))
+        return block_executor(*args, size=size, **how)
+
+    monkeypatch.setattr(makers, "block_executor", noted)
+    return found
+
+
+OF_33 = (
+    "data={kind: quadratics, clients: 33, dim: 2}",
+    "model={name: point}",
+    "algorithm={name: fedavg}",
+    "cohort={kind: uniform, size: 33}",
+)
+
+
+@pytest.mark.parametrize("asked", ["executor=block", "executor=auto"])
+def test_a_run_keeps_its_equal_blocks(go, tmp_path, sizes, hpcfl, asked, monkeypatch):
+    run, words = tmp_path / "run", (*OF_33, asked)
+    monkeypatch.setattr(choose_executor, "rule", lambda *_, **__: (("block",), "a reason"))
+    assert go(*words).code == 0
+    assert yaml.safe_load((run / "job.yaml").read_text())["block_size"] == 17
+    forget_rounds(run)
+    assert go(*words).code == 0
+    unfinish(run)
+    assert go(*words).code == 0
+    unfinish(run)
+    assert hpcfl("resume", run).code == 0
+    assert sizes == 4 * [17]
+
+
+def test_a_run_that_an_earlier_version_began_keeps_blocks_of_32(
+    go, tmp_path, sizes, hpcfl, monkeypatch
+):
+    run, words = tmp_path / "run", (*OF_33, "executor=block")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(choose_executor, "with_equal_blocks", lambda components: components)
+        assert go(*words).code == 0
+    assert yaml.safe_load((run / "job.yaml").read_text())["block_size"] is None
+    forget_rounds(run)
+    assert go(*words).code == 0
+    unfinish(run)
+    assert go(*words).code == 0
+    unfinish(run)
+    assert hpcfl("resume", run, "--out", tmp_path / "copy").code == 0
+    assert hpcfl("resume", run).code == 0
+    assert sizes == 5 * [32]
+    branch = ("local.lr=0.2", "--round", "2", "--out", tmp_path / "branch")
+    assert hpcfl("resume", run, *branch).code == 0
+    assert sizes[5:] == [17]
 
 
 def test_free_keys_may_be_changed(go, job, tmp_path, hpcfl):
@@ -227,7 +286,7 @@ def test_cohorts_that_are_all_empty_are_refused(job, tmp_path, refused):
 
 def test_auto_may_have_a_block_size_that_its_choice_does_not_need(go, tmp_path, monkeypatch):
     """The same command goes on."""
-    monkeypatch.setattr(choose_executor, "rule", lambda *_: ((), "a reason"))
+    monkeypatch.setattr(choose_executor, "rule", lambda *_, **__: ((), "a reason"))
     words = ("executor=auto", "block_size=2")
     assert go(*words).code == 0
     unfinish(tmp_path / "run")

@@ -14,6 +14,8 @@ from hpcfl.job.load import load
 from hpcfl.models.base import ModelConfig
 from hpcfl.runs.job_file.yaml_file import add_checksum
 from hpcfl.runs.layout import RunDir
+from hpcfl.start.components import choose_executor
+from hpcfl.start.load_run import load_run
 from hpcfl.start.resume_request import ResumeRequest
 from hpcfl.tools.sweep import run_sweep
 from hpcfl.tools.sweep.grid import read_sweep
@@ -263,11 +265,17 @@ def test_more_rounds_with_a_callback(file, tmp_path, hpcfl):
     assert request.loaded.tree["callbacks"] == ["tensorboard"]
 
 
-def test_a_run_that_chose_its_executor_is_the_sweeps(file, job, tmp_path, hpcfl):
+@pytest.mark.parametrize("executor", ["auto", "block"])
+def test_a_run_that_chose_its_executor_is_the_sweeps(
+    file, job, tmp_path, hpcfl, monkeypatch, executor
+):
+    monkeypatch.setattr(choose_executor, "MAX_BLOCK_SIZE", 1)
     root = tmp_path / "out"
-    job.write_text(job.read_text() + "executor: auto\n")
+    job.write_text(job.read_text() + f"executor: {executor}\n")
     run = ("run", job, "algorithm={name: fedavg}", "seed=0", "--out", root / "avg-seed0")
     assert hpcfl(*run).code == 0
+    size = load_run(RunDir(root / "avg-seed0")).job.block_size
+    assert size == (1 if executor == "block" else None)
     assert actions(file, root)[0] == ("avg-seed0", "skip", 4)
 
 

@@ -7,6 +7,7 @@ on any number of ranks.  The figures behind the rule are those of docs/benchmark
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from math import ceil
 from time import perf_counter
 from typing import NamedTuple
 
@@ -40,27 +41,34 @@ BOUNDS = {False: Bounds(15, 30_000), True: Bounds(20, 5_000)}
 MANY_CLIENTS = ("block", "triton", "lanes")  # executors that pad batches
 
 
-def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[Components, str]:
-    """Replace ``auto`` by an executor; the components, and a line for the user.
+def choose_executor(
+    components: Components, begun_run: RunDir | None
+) -> tuple[Components, Sequence[str]]:
+    """Settle what a job leaves open: the executor of ``auto``, and how many clients a block has.
 
     Args:
-        components: of a job with ``executor: auto``.
+        components: of a job whose executor is ``auto``, or takes many clients at once.
         begun_run: the run that is resumed, or whose first start ended before its first
-            checkpoint; its executor is kept, also on another device.  None for a fresh run.
+            checkpoint; what it has is kept, also on another device.  None for a fresh run.
+
+    Returns:
+        The components, and lines for the user.
 
     Raises:
         JobError: ``begun_run`` has no readable job; or the memory of a GPU is too small.
     """
-    size = components.job.block_size
+    asked = components.job
+    auto, size = asked.executor == "auto", asked.block_size
     if begun_run is not None:
-        job = load_run(begun_run).job
-        if job.executor in MANY_CLIENTS:  # another size may be refused as another job
-            kept = with_executor(components, job.executor, size or job.block_size)
-            return kept, _line(job.executor)
-        return with_executor(components, "sequential", None), _line(job.executor)
-    at_once = clients_at_once(components)
-    is_chain = components.gradient().chain is not None
-    names, why = rule(components.model, components.job.precision, at_once, is_chain=is_chain)
+        begun = load_run(begun_run).job
+        name = begun.executor if auto else asked.executor
+        # Another size may be refused as another job.
+        size = (size or begun.block_size) if name in MANY_CLIENTS else None
+        return with_executor(components, name, size), [_line(name)] * auto
+    if not auto:
+        return with_equal_blocks(components), []
+    at_once, is_chain = clients_at_once(components), components.gradient().chain is not None
+    names, why = rule(components.model, asked.precision, at_once, is_chain=is_chain)
     for name in names:
         many = with_executor(components, name, size)
         try:
@@ -70,8 +78,19 @@ def choose_executor(components: Components, begun_run: RunDir | None) -> tuple[C
                 raise
             why = str(e)
         else:
-            return many, _line(name, why)
-    return with_executor(components, "sequential", None), _line("sequential", why)
+            return with_equal_blocks(many), [_line(name, why)]
+    return with_executor(components, "sequential", None), [_line("sequential", why)]
+
+
+def with_equal_blocks(components: Components) -> Components:
+    """Set ``block_size`` where a cohort takes several blocks and the job has none.
+
+    Of 50 clients two blocks of 25: of 32 they would be 64 places, all of which are computed.
+    """
+    job, cohort = components.job, components.population.cohort_size
+    if job.executor not in MANY_CLIENTS or job.block_size or cohort <= MAX_BLOCK_SIZE:
+        return components
+    return with_executor(components, job.executor, ceil(cohort / ceil(cohort / MAX_BLOCK_SIZE)))
 
 
 def rule(

@@ -83,7 +83,11 @@ def block_error(components: Components, error: Exception) -> JobError:
 
 
 def clients_at_once(components: Components) -> int:
-    """Clients that train at once, or that may, where the executor is still to be chosen."""
+    """Clients that train at once, or that may, where the executor is still to be chosen.
+
+    A begun run without a ``block_size`` has blocks of at most 32: earlier versions made no equal
+    ones (``hpcfl.start.components.choose_executor.with_equal_blocks``).
+    """
     job = components.job
     if job.executor == "sequential":
         return 1

@@ -146,8 +146,11 @@ def _settings(point: Point, folder: RunDir) -> tuple[dict[str, Any], dict[str, A
         now |= {key: before[key] for key in unresolved if key in before}
     # A run has found the defaults of these before round 1.
     now |= {key: before[key] for key in OF_SCORES if now.get(key, "") is None and key in before}
-    if point.loaded.job.executor == "auto":  # the run has chosen one before round 1
+    # A run has settled these before round 1, too.
+    if point.loaded.job.executor == "auto":
         now |= {key: before[key] for key in ("executor", "block_size")}
+    elif now["block_size"] is None:
+        now["block_size"] = before["block_size"]
     return before, now
 
 
