@@ -55,6 +55,21 @@ def test_a_small_job_by_hand(job, hpcfl):
     assert found.disk_budget.checkpoints == 3
 
 
+def test_a_block_with_more_places_than_a_rank_has_clients_is_told(job, hpcfl):
+    line = "a block of 2 places for 1 client a rank: those without a client are computed too;"
+    many = ("executor=block", "cohort.size=2")
+
+    def said(*words):
+        return " ".join(" ".join(hpcfl(*words[:1], job, *words[1:]).out).split())
+
+    assert line in said("plan", *many, "--ranks", "4")
+    assert "a block of" not in said("plan", *many)
+    assert "a block of" not in said("plan", "cohort.size=2", "--ranks", "4")
+    one = ("executor=block", "block_size=2", "--data")
+    assert line in said("check", *one, "cohort.size=1")
+    assert "a block of" not in said("check", *one, "cohort.size=2")
+
+
 @pytest.mark.parametrize(("algorithm", "passes"), [("fedhbm", 1), ("mime", 2), ("mimemvr", 3)])
 def test_work_is_counted_in_examples(job, algorithm, passes):
     """One epoch of 10 examples, and another pass where the algorithm takes a full gradient."""

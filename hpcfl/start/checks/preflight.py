@@ -32,6 +32,7 @@ from hpcfl.start.checks.padding import padding_notes
 from hpcfl.start.checks.trial import Trial
 from hpcfl.start.components.choose_executor import check_executor
 from hpcfl.start.components.components import Components
+from hpcfl.start.components.executors import unused_places
 from hpcfl.user_code.generators import restored
 
 
@@ -55,7 +56,8 @@ def check_components(components: Components, *, resumed: bool = False) -> tuple[
     """
     notes = (*check_sizes(components), *check_classes(components, resumed=resumed))
     check_executor(components)
-    return (*notes, *padding_notes(components))
+    unused = unused_places(components, components.population.cohort_size)
+    return (*notes, *padding_notes(components), *filter(None, [unused]))
 
 
 def check_sizes(components: Components) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file.run_name import RUNS
 from hpcfl.start.checks.preflight import check_sizes
 from hpcfl.start.components.build import build_components
+from hpcfl.start.components.choose_executor import with_equal_blocks
 from hpcfl.start.components.components import Components
+from hpcfl.start.components.executors import unused_places
 from hpcfl.start.components.load_data import fetch_data, load_data
 from hpcfl.tools.plan import rank_counts
 from hpcfl.tools.plan.data import EXAMPLE, OPTION, Sizes, planned_job
@@ -110,7 +112,7 @@ def make_plan(
         *(f"{n} ranks: more than the {len(parts.population.rows)} clients" for n in too_many),
         *(rank_counts.advice(counts) if others else []),
         *([f"{measured}"] if others and measured is not None else []),
-        *_warnings(best.plan, folder),
+        *_warnings(parts, best.plan, folder),
         *_on_slurm(best, measured, parts.job.device),
         command,
     ]
@@ -137,7 +139,7 @@ def _components(loaded: LoadedJob, sizes: Sizes | None) -> Components:
         ) from error
     parts = build_components(loaded, torch.device("cpu"), resumed=True, dataset=dataset)
     check_sizes(parts)
-    return parts
+    return with_equal_blocks(parts)
 
 
 def _count(
@@ -157,9 +159,11 @@ def _count(
     return RankCount(found, request, memory, prediction)
 
 
-def _warnings(found: Plan, folder: Path) -> Iterable[str]:
+def _warnings(parts: Components, found: Plan, folder: Path) -> Iterable[str]:
     """What hardly is meant to be so."""
     ranks = len(found.shares)
+    if line := unused_places(parts, max(share.members for share in found.shares)):
+        yield line
     if found.cohort < ranks:
         yield (
             f"a round has {found.cohort:.4g} client{'s' * (found.cohort != 1)} on average: at "
