@@ -1,6 +1,6 @@
 """A client's local training in one round: its task and its result."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.facts import Client
+from hpcfl.clients.examples import to_device
 from hpcfl.data.partition import ExampleRows
 from hpcfl.types import Batch, IntArray
 
@@ -57,8 +58,20 @@ def number(value: float) -> Tensor:
 
 
 ClientTensors = Mapping[str, Any]
+NUMBERS = ("round", "step", "steps", "lr", "examples")
+"""The fields of a client that are numbers, which are in memory."""
+
+
+def numbers_of(clients: Sequence[Client], device: torch.device) -> Tensor:
+    """[5, K] in float64, the ``NUMBERS`` of K clients: one copy to the device, not 5 K."""
+    rows = [torch.stack([getattr(client, name) for client in clients]) for name in NUMBERS]
+    return to_device(torch.stack(rows), device)
 
 
 def tensors_of(client: Client) -> ClientTensors:
-    """What a client has, by field: ``vmap`` and graphs take tensors, and no None."""
-    return {field: value for field, value in client._asdict().items() if value is not None}
+    """What a client has besides, by field: ``vmap`` and graphs take tensors, and no None."""
+    return {
+        field: value
+        for field, value in client._asdict().items()
+        if value is not None and field not in NUMBERS
+    }

@@ -19,7 +19,14 @@ from torch.utils._pytree import tree_map
 from hpcfl.algorithms.facts import Client
 from hpcfl.clients.client_pool import ClientPool
 from hpcfl.clients.padded_batches import PaddedBatch, PaddedBatches
-from hpcfl.clients.task import ClientResult, ClientTask, ClientTensors, tensors_of
+from hpcfl.clients.task import (
+    NUMBERS,
+    ClientResult,
+    ClientTask,
+    ClientTensors,
+    numbers_of,
+    tensors_of,
+)
 from hpcfl.errors import ClientError, HpcflError
 from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.cuda_graph import CudaGraphStep
@@ -83,7 +90,8 @@ class Block(Executor):
         """The local rounds of at most K clients."""
         device = message.x.device
         clients = self._stacked([tensors_of(task.client) for task in tasks])
-        clients = tree_map(lambda leaf: leaf.to(device), clients)
+        numbers = numbers_of(self._filled([task.client for task in tasks]), device)
+        clients |= zip(NUMBERS, numbers, strict=True)
         before = self._stacked(states)
         with self._reductions():
             carry: Carry = vmap(lambda state, own: self._begin(message, state, Client(**own)))(
@@ -113,9 +121,12 @@ class Block(Executor):
         ]
 
     def _stacked(self, trees: Sequence[Any]) -> Any:
-        """[K, ...] of every leaf; slots without a client repeat the first client's values."""
-        filled = [*trees, *[trees[0]] * (self._size - len(trees))]
-        return tree_map(lambda *leaves: torch.stack(leaves), *filled)
+        """[K, ...] of every leaf."""
+        return tree_map(lambda *leaves: torch.stack(leaves), *self._filled(trees))
+
+    def _filled(self, each: Sequence[Any]) -> Sequence[Any]:
+        """K of them: slots without a client repeat the first client's."""
+        return [*each, *[each[0]] * (self._size - len(each))]
 
     def _step_without_graph(
         self, carry: Carry, clients: ClientTensors, batch: PaddedBatch

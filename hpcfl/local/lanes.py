@@ -24,7 +24,7 @@ from hpcfl.algorithms.facts import Client
 from hpcfl.clients.client_pool import ClientPool
 from hpcfl.clients.error_context import client_errors
 from hpcfl.clients.padded_batches import PaddedBatch, PaddedBatches
-from hpcfl.clients.task import ClientTask, ClientTensors, tensors_of
+from hpcfl.clients.task import NUMBERS, ClientTask, ClientTensors, numbers_of, tensors_of
 from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.cuda_graph import capture
 from hpcfl.local.executor import ClientByClient, Executor
@@ -34,7 +34,7 @@ from hpcfl.local.layers import PAD_MULTIPLE, LaneLayers, PaddedLayers
 from hpcfl.local.step import Carry, local_step
 from hpcfl.types import Batch, Vector
 
-Slot = tuple[Carry, ClientTensors]  # what a client carries, and what it has
+Slot = tuple[Carry, ClientTensors]  # what a client carries, and what it has but numbers
 ROUND_BYTES = 1 << 30  # of batches that are gathered before their steps
 
 
@@ -124,7 +124,8 @@ class Lanes(ClientByClient):
             memory = _Memory(first, self._orders, slots[0], self._most_steps)
             memory.capture(self._step)
             self._memory = memory
-        memory.begin(slots, first.seeds)
+        numbers = numbers_of([task.client for task in tasks], first.seeds.device)
+        memory.begin(slots, numbers, first.seeds)
         ahead, done = chain([first], batches), 0
         while done < max(task.steps for task in tasks):
             count = memory.fill(ahead)
@@ -140,8 +141,7 @@ class Lanes(ClientByClient):
 
     def _step(self, memory: "_Memory", k: int) -> None:
         """One local step of the client in lane k, in the lane's memory."""
-        carry, tensors = memory.slots[k]
-        client = Client(**{**tensors, "step": memory.taken[k].to(torch.float64)})
+        carry, client = memory.client(k)
         grad = StepGrad(self._gradients.on(memory.batch(k), _call), carry.statistics)
         memory.set(k, local_step(self.algorithm, self.descent, carry, grad, client))
         if grad.loss is not None:
@@ -187,7 +187,7 @@ class _Memory:
         batch: the first one, for the shapes.
         orders: of inputs, labels and counts [B, ...]: their dimensions from the longest stride to
             the shortest, which a layer's kernels, and so the bits, may depend on.
-        slot: what any client carries and has, for the shapes.
+        slot: what any client carries and has but its numbers, for the shapes.
         most_steps: of a client in a round.
     """
 
@@ -215,22 +215,24 @@ class _Memory:
         self.totals = torch.zeros(len(seeds), dtype=torch.float64, device=seeds.device)
         """[K], the sums of the losses of these steps."""
         rows = tree_map(lambda leaf: _rows(leaf, len(seeds), seeds.device), slot)
-        self.slots: list[Slot] = [
+        self._slots: list[Slot] = [
             tree_map(lambda leaf, k=k: leaf[k], rows) for k in range(len(seeds))
         ]
-        """What the client of each lane carries, and has."""
+        numbers = self.totals.new_zeros(len(NUMBERS))
+        self._numbers = _rows(numbers, len(seeds), seeds.device)
         self.lanes: list[_Lane] = []
 
     def capture(self, step: Callable[["_Memory", int], None]) -> None:
         """Capture the step of every lane; what is in the memory is lost."""
-        for k in range(len(self.slots)):
+        for k in range(len(self._slots)):
             self.lanes.append(_Lane(partial(step, self, k), self.at.zero_))
 
-    def begin(self, slots: Sequence[Slot], seeds: Tensor) -> None:
-        """Set the clients of the lanes."""
-        for own, given in zip(self.slots, slots, strict=False):
+    def begin(self, slots: Sequence[Slot], numbers: Tensor, seeds: Tensor) -> None:
+        """Set the clients of the lanes: what they carry and have, and their ``NUMBERS`` [5, n]."""
+        for own, given in zip(self._slots, slots, strict=False):
             for leaf, value in zip(tree_leaves(own), tree_leaves(given), strict=True):
                 leaf.copy_(value)
+        self._numbers[: len(slots)].copy_(numbers.T)
         self._seeds.copy_(seeds)
         self.taken.zero_()
         self.totals.zero_()
@@ -261,9 +263,16 @@ class _Memory:
         )
         return PaddedBatch(inputs, labels, counts, self._seeds[k] + self.taken[k])
 
+    def client(self, k: int) -> tuple[Carry, Client]:
+        """Within the step of lane k: what its client carries, and what the hooks are told of it."""
+        carry, tensors = self._slots[k]
+        numbers = dict(zip(NUMBERS, self._numbers[k], strict=True))
+        numbers["step"] = self.taken[k].to(torch.float64)
+        return carry, Client(**numbers, **tensors)
+
     def set(self, k: int, carry: Carry) -> None:
         """Within the step of lane k: what its client carries to the next step."""
-        old, new = tree_leaves(self.slots[k][0]), tree_leaves(carry)
+        old, new = tree_leaves(self._slots[k][0]), tree_leaves(carry)
         changed = [
             (before, after) for before, after in zip(old, new, strict=True) if after is not before
         ]
@@ -284,7 +293,7 @@ class _Memory:
 
     def carry(self, k: int) -> Carry:
         """A copy, which the next client of the lane does not overwrite."""
-        copy: Carry = tree_map(torch.clone, self.slots[k][0])
+        copy: Carry = tree_map(torch.clone, self._slots[k][0])
         return copy
 
 

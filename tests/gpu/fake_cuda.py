@@ -432,7 +432,9 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         assert runtime.is_pinned(target), "a copy into other memory waits"
         runtime.copies.append(copy)
     else:
-        if not isinstance(target, FakeTensor):
+        if isinstance(target, FakeTensor):
+            runtime.uploads.append(source.shape)
+        else:
             runtime.reads.append(f"a copy of {tuple(source.shape)}")
         copy()
     return target

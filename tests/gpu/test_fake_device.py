@@ -549,11 +549,12 @@ def test_states_in_the_gpus_memory_are_lost_with_it(tmp_path, problem, method, f
         assert outcome(RunDir(out)).differences(expected) == []
 
 
-def copies_in_a_round(folder, problem, algorithm):
+def copies_in_a_round(folder, problem, algorithm, **changes):
     """What is copied from the device, and to it, in the last of some rounds."""
     folder.mkdir()
     path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(small_job(problem, algorithm, executor="block", rounds=8)))
+    job = small_job(problem, algorithm, **{"executor": "block", "rounds": 8, **changes})
+    path.write_text(yaml.safe_dump(job))
     with fake_cuda() as gpu, ExitStack() as stack:
         run = build_timed_run(load(path, ["device=cuda"]), folder, stack).run
         server = run_rounds(
@@ -572,6 +573,24 @@ def test_states_that_stay_on_the_gpu_are_not_copied(tmp_path, problem, method):
     expected = copies_in_a_round(tmp_path / "fedavg", problem, {"name": "fedavg"})
     assert expected[0] == []
     assert copies_in_a_round(tmp_path / method, problem, {"name": method}) == expected
+
+
+@pytest.mark.parametrize("executor", ["block", "lanes"])
+def test_the_numbers_of_all_clients_take_one_copy_to_the_device(tmp_path, problem, executor):
+    one, three = (
+        copies_in_a_round(
+            tmp_path / f"{size}",
+            problem,
+            {"name": "fedavg"},
+            executor=executor,
+            block_size=size,
+            cohort={"kind": "cyclic", "size": size},
+        )[1]
+        for size in (1, 3)
+    )
+    assert len(one) == len(three)
+    assert (one.count((5, 1)), three.count((5, 3))) == (1, 1)
+    assert () not in three
 
 
 def top_label(outputs, labels):

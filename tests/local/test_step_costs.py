@@ -19,7 +19,7 @@ from hpcfl.algorithms.facts import Client
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.optim import Descent, Sgd
 from hpcfl.clients.padded_batches import PaddedBatch, PaddedBatches
-from hpcfl.clients.task import tensors_of
+from hpcfl.clients.task import NUMBERS, tensors_of
 from hpcfl.local.block import Block
 from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.gradient import Gradient
@@ -108,7 +108,7 @@ def count_step(name, case):
     algorithm, first = sequential.algorithm, (case.clients, case.batch)
     with torch.device("meta"):
         numbers = [torch.empty(case.clients, dtype=torch.float64) for _ in range(5)]
-        client = tensors_of(Client(*numbers))
+        client = tensors_of(Client(*numbers)) | dict(zip(NUMBERS, numbers, strict=True))
         y = torch.empty(case.clients, layout.total)
         message = algorithm.broadcast(algorithm.init_server(torch.empty(layout.total)), COHORT)
         text = name.endswith("lstm")
