@@ -91,11 +91,8 @@ class ClientStates:
         if stored is None:
             return self._first(client)
         pairs = zip(stored, self._dtypes, strict=True)
-        # A copy from pinned memory joins the device's queue without waiting.  From other memory it
-        # must wait: the store may reuse the buffer as soon as this call returns.
-        return type(stored)(
-            *(leaf.to(self._device, dtype, non_blocking=leaf.is_pinned()) for leaf, dtype in pairs)
-        )
+        # The copies must have been made: the store may reuse its memory as soon as this returns.
+        return type(stored)(*(leaf.to(self._device, dtype) for leaf, dtype in pairs))
 
     def write(self, clients: Sequence[int], states: Sequence[Any], x: Vector) -> None:
         """Hand new states to the store; a field that is ``x`` itself is stored once for all.

@@ -13,21 +13,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.store.footprint import offsets
+from hpcfl.store.footprint import block_bytes, offsets, pinned_bytes
 from hpcfl.store.schema import StateSchema
 
 FIRST_STATES = 8  # size of the first block, in states
-BLOCK_BYTES = 1 << 26  # size of a block at most, unless one state is larger
 
 
 class StateArena:
     """Memory for states of one schema; any thread may use it.
 
     A block is never returned to the system; its slots are used again for other states.
+
+    Args:
+        schema: the shape of a state.
+        pinned: whether a GPU is to copy them at full speed.  torch rounds up each piece of pinned
+            memory and takes long to get it, so that a block is one piece.
     """
 
-    def __init__(self, schema: StateSchema) -> None:
+    def __init__(self, schema: StateSchema, *, pinned: bool = False) -> None:
         starts, self._size = offsets(schema)
+        self._pinned = pinned
         self._fields = list(zip(schema.fields, starts, strict=True))
         self._blocks: list[Tensor] = []
         self._free: list[int] = []  # memory addresses of free slots
@@ -39,9 +44,9 @@ class StateArena:
         """A copy of a state in a slot of its own.
 
         Args:
-            state: tensors of the schema.
-            borrow: return the state itself, uncopied, for a caller that needs it for a short time.
-                Pinned tensors are never copied: a GPU may read them where they are.
+            state: tensors of the schema, of any device.
+            borrow: return the state itself, uncopied, for a caller that needs it for a short time,
+                where it is in the CPU's memory.
 
         Returns:
             An iterable that gives new tensor views each time.  The slot is free again when the
@@ -52,7 +57,7 @@ class StateArena:
         """
         for (field, _), tensor in zip(self._fields, state, strict=True):
             field.check(tensor)
-        if borrow or any(tensor.is_pinned() for tensor in state):
+        if borrow and all(tensor.device.type == "cpu" for tensor in state):
             return state
         slot = self.allocate()
         for target, tensor in zip(slot, state, strict=True):
@@ -68,12 +73,15 @@ class StateArena:
 
     def _grow(self) -> None:
         """Add a block as large as all present ones together, within the bounds."""
-        largest = max(1, BLOCK_BYTES // self._size) * self._size
         present = sum(block.nbytes for block in self._blocks)
-        wanted = min(present or FIRST_STATES * self._size, largest)
-        block = torch.empty(wanted, dtype=torch.uint8)
+        wanted = min(
+            present or FIRST_STATES * self._size, block_bytes(self._size, pinned=self._pinned)
+        )
+        size = pinned_bytes(wanted) if self._pinned else wanted
+        block = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
         self._blocks.append(block)
-        self._free += range(block.data_ptr(), block.data_ptr() + block.nbytes, self._size)[::-1]
+        first, slots = block.data_ptr(), size // self._size
+        self._free += range(first, first + slots * self._size, self._size)[::-1]
 
 
 class _Slot:

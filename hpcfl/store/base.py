@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 class ClientStore(ABC):
     """The states of the clients that one rank owns.
 
-    A state is a NamedTuple of CPU tensors with the fields of one
-    ``hpcfl.store.schema.StateSchema``; on a GPU ``hpcfl.store.device`` is in front, and takes and
-    returns tensors of the device.  One thread calls all methods, in this order:
+    A state is a NamedTuple of tensors with the fields of one ``hpcfl.store.schema.StateSchema``.
+    ``save`` takes those of the run's device, and ``load`` returns them in the CPU's memory; on a
+    GPU ``hpcfl.store.device`` is in front, and returns some on the device.  One thread calls all
+    methods, in this order:
 
         restore; retain                 at a resume
         prefetch; load; save            in every round, for the round's clients

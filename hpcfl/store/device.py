@@ -12,9 +12,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hpcfl.store.base import ClientStore
 from hpcfl.store.row_table import Table
 from hpcfl.store.schema import StateSchema
@@ -28,7 +25,7 @@ class DeviceStore(ClientStore):
     ``load`` returns such a state on the device, and any other as the store behind has it.
 
     Args:
-        behind: the store on disk, which takes tensors of the CPU.
+        behind: the store on disk, which copies them to the host.
         schema: the shape of a state.
         cache_bytes: memory of the device for states, at most; 0 hands every state on at once.
     """
@@ -39,8 +36,6 @@ class DeviceStore(ClientStore):
         self._capacity = cache_bytes // each  # states
         self._states: OrderedDict[int, Any] = OrderedDict()  # by client, the one saved first first
         self._changed: set[int] = set()  # clients whose state was not handed on yet
-        # What was handed on last, on the device and on the host: the next one may share a tensor.
-        self._latest: tuple[Sequence[Tensor], Sequence[Tensor]] = (), ()
 
     def prefetch(self, clients: Sequence[int]) -> None:
         self._behind.prefetch([client for client in clients if client not in self._states])
@@ -80,17 +75,6 @@ class DeviceStore(ClientStore):
 
     def _hand_on(self, client: int) -> None:
         """Give a client's state to the store behind, unless it has it."""
-        if client not in self._changed:
-            return
-        state = self._states[client]
-        # The model that the clients of a round share becomes one tensor of the host, too.
-        known = {id(leaf): copy for leaf, copy in zip(*self._latest, strict=True)}
-        copies = [known[id(leaf)] if id(leaf) in known else _on_host(leaf) for leaf in state]
-        self._behind.save(client, type(state)(*copies))
-        self._latest = state, copies
-        self._changed.discard(client)
-
-
-def _on_host(leaf: Tensor) -> Tensor:
-    """A copy that has arrived, in pinned memory: a GPU reads it without waiting."""
-    return torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
+        if client in self._changed:
+            self._behind.save(client, self._states[client])
+            self._changed.discard(client)

@@ -56,6 +56,7 @@ class Hdf5Store(ClientStore):
             state at once.  States in use, the prefetched cohort and ``EVICTED_COHORTS`` cohorts
             that are being written come on top.
         row_per_round: whether the clients of a round share one row.
+        pinned: whether states are cached in pinned memory, for a GPU.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Hdf5Store(ClientStore):
         cache_bytes: int,
         *,
         row_per_round: bool = False,
+        pinned: bool = False,
     ) -> None:
         self._rank, self._schema, self._row_per_round = rank, schema, row_per_round
         # Two sorted arrays take 16 bytes a client; a dict would take 150.
@@ -75,10 +77,10 @@ class Hdf5Store(ClientStore):
         self._address = np.full(len(self._clients), NO_ROW, np.int64)
         self._rows = RowAllocator(root, rank, session_id, schema, len(self._clients))
         self._io = BackgroundIO()
-        self._capacity = cache_bytes // footprint(schema)  # states
+        self._capacity = cache_bytes // footprint(schema, pinned=pinned)  # states
         # By address, the least recently used first.
         self._cache: OrderedDict[int, Iterable[Tensor]] = OrderedDict()
-        self._arena = StateArena(schema)
+        self._arena = StateArena(schema, pinned=pinned)
         self._dirty: set[int] = set()  # cached addresses whose write has not begun
         self._writing: dict[int, _Writing] = {}  # by address, the newest
         self._evicted: deque[_Writing] = deque()  # those of them that the cache has dropped

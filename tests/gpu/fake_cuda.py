@@ -342,6 +342,8 @@ def _to(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     copy = f"a copy of {tuple(tensor.shape)}"
     if there:
         _runtime().refuse_in_capture(copy)
+        # torch keeps memory of its own from being used again before such a copy is done.
+        assert not rest.get("non_blocking") or _runtime().is_pinned(tensor), "not torch's own"
         _runtime().uploads.append(tensor.shape)
     else:
         _runtime().note_read(copy)

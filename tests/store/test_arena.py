@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from hpcfl.store import arena
+from hpcfl.store import footprint as footprints
 from hpcfl.store.arena import StateArena
-from hpcfl.store.footprint import offsets
+from hpcfl.store.footprint import footprint, offsets
 from hpcfl.store.schema import Field, StateSchema
+from tests.gpu.fake_cuda import fake_cuda
 
 PAIR = StateSchema(
     tuple, (Field("a", (3,), torch.float32), Field("b", (2, 2), torch.float64))
@@ -67,7 +69,7 @@ def test_a_place_is_taken_as_long_as_a_view_of_it_lives():
 
 def test_blocks_are_added_and_used_again(monkeypatch):
     monkeypatch.setattr(arena, "FIRST_STATES", 2)
-    monkeypatch.setattr(arena, "BLOCK_BYTES", 5 * 128 + 1)
+    monkeypatch.setattr(footprints, "BLOCK_BYTES", 5 * 128 + 1)
     memory = StateArena(PAIR)
     for _ in range(3):
         kept = [memory.copy_of(pair(number)) for number in range(12)]
@@ -77,7 +79,7 @@ def test_blocks_are_added_and_used_again(monkeypatch):
 
 
 def test_a_state_larger_than_a_block(monkeypatch):
-    monkeypatch.setattr(arena, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(footprints, "BLOCK_BYTES", 100)
     memory = StateArena(PAIR)
     assert same(memory.copy_of(pair(1)), 1)
     assert [block.nbytes for block in memory._blocks] == [128]
@@ -96,11 +98,37 @@ def test_another_shape_dtype_or_number_is_refused(state):
         StateArena(PAIR).copy_of(state)
 
 
-def test_a_state_in_pinned_memory_stays_there(monkeypatch):
-    """Where a GPU can read it behind our back; the pinned one decides for the whole state."""
-    state = pair(1)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is state[1])
-    assert StateArena(PAIR).copy_of(state) is state
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_only_tensors_of_the_cpu_are_borrowed(where):
+    with fake_cuda():
+        state = tuple(leaf.to(where) for leaf in pair(1))
+        kept = StateArena(PAIR).copy_of(state, borrow=True)
+        assert (kept is state) == (where == "cpu")
+        assert where == "cpu" or same(kept, 1)
+
+
+@pytest.mark.parametrize(
+    ("floats", "blocks", "each"),
+    [
+        (16, [128, 128, 256, 512, 1024], 64),
+        (48, [512, 512, 1024, 1024, 1024, 1024], 205),  # 5 slots of 192 bytes in 1024
+        (80, [1024, 1024, 2048, 2048, 2048], 342),  # 4 slots of 320 bytes in 2048, and 2 more
+    ],
+)
+def test_slots_fill_the_pinned_memory_that_torch_takes(monkeypatch, floats, blocks, each):
+    """It takes a power of two for every piece; a cache counts what that leaves unused."""
+    monkeypatch.setattr(arena, "FIRST_STATES", 2)
+    monkeypatch.setattr(footprints, "BLOCK_BYTES", 1024)
+    schema = StateSchema(tuple, (Field("a", (floats,), torch.float32),))
+    with fake_cuda() as gpu:
+        memory = StateArena(schema, pinned=True)
+        given = [torch.full((floats,), float(number)) for number in range(20)]
+        kept = [memory.copy_of((leaf.to("cuda"),)) for leaf in given]
+        assert all(torch.equal(*state, leaf) for state, leaf in zip(kept, given, strict=True))
+        assert [block.nbytes for block in memory._blocks] == blocks
+        assert all(map(gpu.is_pinned, memory._blocks))
+        assert len(gpu.pinned) == len(blocks)
+    assert footprint(schema, pinned=True) == each + footprints.STATE_OVERHEAD
 
 
 HEAP = """

@@ -1,6 +1,5 @@
 """The store in a GPU's memory: what stays there, what it hands on, and when."""
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -48,10 +47,7 @@ class Behind(NullStore):
     def save(self, client, state):
         if self.full:
             raise DiskError("no space left")
-        # It may read them at once, in another thread.
-        assert not any(is_fake(leaf) for leaf in state)
-        self.saved.append((client, State(*(leaf.clone() for leaf in state))))
-        self.given = state
+        self.saved.append((client, State(*(leaf.cpu() for leaf in state))))
 
     def snapshot(self, folder):
         return []
@@ -87,21 +83,37 @@ def test_the_states_saved_last_stay(gpu, tmp_path):
     assert len(behind.saved) == 4
 
 
-def test_a_model_that_states_share_is_one_tensor_on_the_host(gpu, tmp_path):
+SHARING = StateSchema(State, (SCHEMA.fields[0], SCHEMA.fields[1]._replace(shared=True)))
+
+
+def test_a_model_that_states_share_is_copied_once(gpu, tmp_path):
     """Also where one of its states left before the others."""
-    seen = []
-
-    class Sharing(Behind):
-        def save(self, client, state):
-            seen.append(state)
-
-    store, first, second = DeviceStore(Sharing(), SCHEMA, 2 * EACH), on_device(1), on_device(2)
+    config = Store(cache_gib=2 * EACH / GIB)
+    store = make_client_store(config, SHARING, tmp_path, 0, "a", range(5), CUDA)
+    first, second = on_device(1), on_device(2)
     for client, x in enumerate([first, first, first, second, second]):
         store.save(client, State(on_device(client), x))
-    store.snapshot(tmp_path)
-    same = [before.model is after.model for before, after in pairwise(seen)]
-    assert same == [True, True, False, True]
+    store.snapshot(tmp_path)[-1].result()
+    store.close()
     assert gpu.reads == ["a copy of (2,)"] * 7
+
+
+@pytest.mark.parametrize("cache_gib", [0.0, 1.0])
+def test_states_are_pinned_in_blocks(gpu, tmp_path, cache_gib):
+    """Those that leave the device, and those that are read from the disk."""
+    (tmp_path / "checkpoint").mkdir()
+    config = Store(cache_gib=cache_gib)
+    store = make_client_store(config, SCHEMA, tmp_path, 0, "a", range(100), CUDA)
+    for client in range(100):
+        store.save(client, State(on_device(client), on_device(-client)))
+    for future in store.snapshot(tmp_path / "checkpoint"):
+        future.result()
+    states = ClientStates(store._behind, SCHEMA, SCHEMA, lambda _: None, CUDA)
+    for client in range(100):
+        found = states.to_device(client, states.read(client))
+        assert [leaf.tolist() for leaf in found] == [2 * [client], 2 * [-client]]
+    assert 0 < len(gpu.pinned) < 10
+    store.close()
 
 
 def test_a_disk_that_is_full_is_said_where_a_state_leaves(gpu, tmp_path):

@@ -101,7 +101,7 @@ def test_a_state_of_another_shape_changes_nothing(build, make, bits, commit, sch
 
 def test_places_in_memory_are_as_many_as_states(one_part, root, make, schema, monkeypatch):
     """Loaded, evicted and saved, round after round, no state has two copies."""
-    monkeypatch.setattr("hpcfl.store.arena.BLOCK_BYTES", 1)  # a block a state
+    monkeypatch.setattr("hpcfl.store.footprint.BLOCK_BYTES", 1)  # a block a state
     store = one_part(root, 0, "a", range(CLIENTS), schema)
     arena = getattr(store, "_scratch", store)._arena
     for version in range(5):

@@ -41,38 +41,37 @@ def make_client_store(
     """
     if not state_schema.fields:
         return NullStore(rank)
-    cache = int(config.cache_gib * GIB)
+    cache, pinned = int(config.cache_gib * GIB), device.type == "cuda"
 
     def build(folder: Path, schema: StateSchema, cache: int) -> ClientStore:
-        row_per_round, disk = not schema.own.fields, config.dir
-        # With a scratch disk, only the store there has a cache: the rounds read and write it.
-        cache_of_permanent = cache if disk is None else 0
-        permanent = Hdf5Store(
-            folder,
-            rank,
-            session_id,
-            clients,
-            schema,
-            cache_of_permanent,
-            row_per_round=row_per_round,
-        )
-        if disk is None:
-            return permanent
-        own = scratch_folder(Path(disk), root.parent, rank)
-        scratch = Hdf5Store(
-            own, rank, session_id, clients, schema, cache, row_per_round=row_per_round
-        )
-        return ScratchStore(scratch, permanent, own)
+        def store(at: Path, cache: int) -> Hdf5Store:
+            return Hdf5Store(
+                at,
+                rank,
+                session_id,
+                clients,
+                schema,
+                cache,
+                row_per_round=not schema.own.fields,
+                pinned=pinned,
+            )
+
+        if config.dir is None:
+            return store(folder, cache)
+        # Only the store on the scratch disk has a cache: the rounds read and write it.
+        permanent = store(folder, 0)
+        own = scratch_folder(Path(config.dir), root.parent, rank)
+        return ScratchStore(store(own, cache), permanent, own)
 
     if state_schema.own.fields and state_schema.shared.fields:
         # The states' own parts are mostly small: they get the cache they need, at most half of it.
-        own = min(cache // 2, len(clients) * footprint(state_schema.own))
+        own = min(cache // 2, len(clients) * footprint(state_schema.own, pinned=pinned))
         shared = build(folder_of_shared(root), state_schema.shared, cache - own)
-        store: ClientStore = SharedStore(state_schema, build(root, state_schema.own, own), shared)
+        made: ClientStore = SharedStore(state_schema, build(root, state_schema.own, own), shared)
     else:
-        store = build(root, state_schema, cache)
-    if device.type != "cuda":
-        return store
+        made = build(root, state_schema, cache)
+    if not pinned:
+        return made
     free, _ = torch.cuda.mem_get_info(device)
     # Not more than the host has room for, so that a checkpoint need not wait for the disk.
-    return DeviceStore(store, state_schema, min(cache, int(DEVICE_SHARE * free)))
+    return DeviceStore(made, state_schema, min(cache, int(DEVICE_SHARE * free)))
