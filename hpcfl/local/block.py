@@ -9,6 +9,7 @@ others have taken theirs.  Equal to ``Sequential`` up to rounding.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ from hpcfl.types import Vector
 # Of [K, ...] each: what the clients carry, the clients, and their batches; to the new carry and the
 # losses [K].
 StepFunction = Callable[[Carry, ClientTensors, PaddedBatch], tuple[Carry, Tensor]]
+# Of parameters and gradients [K, ...], learning rates and active clients [K], and weight decay.
+Descend = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor, float], None]
 
 
 class Block(Executor):
@@ -51,6 +54,8 @@ class Block(Executor):
         batches: pads the clients' batches to one width.
         shared: see ``Executor``.
         wrap: makes a faster step function of the same values, see ``hpcfl.local.cuda_graph``.
+        descend: where the steps are of plain SGD, takes one in place, see
+            ``hpcfl.local.triton_kernels.update``; None: by the hooks.
     """
 
     def __init__(
@@ -60,10 +65,14 @@ class Block(Executor):
         batches: PaddedBatches,
         shared: Sequence[bool],
         wrap: Callable[[StepFunction], StepFunction],
+        descend: Descend | None = None,
     ) -> None:
         super().__init__(one.algorithm, one.gradient, one.descent, batches.size, shared)
         self._gradients, self._batches = gradients, batches
-        self._step = wrap(self._step_without_graph)
+        self._in_place = descend is not None
+        self._step = wrap(
+            self._step_without_graph if descend is None else partial(self._plain_step, descend)
+        )
         self._reductions = VmapReductions if gradients.on_gpu else nullcontext
 
     def _train(
@@ -97,6 +106,8 @@ class Block(Executor):
             carry: Carry = vmap(lambda state, own: self._begin(message, state, Client(**own)))(
                 before, clients
             )
+        if self._in_place:  # y is the received model now, if the algorithm begins there
+            carry = carry._replace(y=carry.y.clone(memory_format=torch.contiguous_format))
         # In float64, as in the sequential executor: a sum of many steps' losses.
         total = torch.zeros(self._size, dtype=torch.float64, device=device)
         for step, batch in enumerate(self._batches.steps(tasks)):
@@ -153,6 +164,16 @@ class Block(Executor):
             found: tuple[Carry, Tensor] = vmap(step_one)(carry, clients, batch.active)
         return found
 
+    def _plain_step(
+        self, descend: Descend, carry: Carry, clients: ClientTensors, batch: PaddedBatch
+    ) -> tuple[Carry, Tensor]:
+        """The same of plain SGD: ``carry.y`` changes in place."""
+        with self._reductions():
+            losses, parameters, grads = self._gradients.of_parameters(carry.y, batch)
+        rates = clients["lr"].to(carry.y.dtype)
+        descend(parameters, grads, rates, batch.active, self.descent.decay)
+        return carry, losses.masked_fill(~batch.active, 0.0)
+
 
 def block_executor(
     one: Executor,
@@ -189,7 +210,12 @@ def block_executor(
     gradients.probe(x, clients.examples_to_try())
     width = padded_width(clients.width, x.device, bf16=gradient.bf16)
     batches = PaddedBatches(size, width, clients.block_batches())
-    return Block(one, gradients, batches, shared, CudaGraphStep if cuda else _unchanged)
+    descend: Descend | None = None
+    if triton and one.plain_sgd and x.dtype == torch.float32:
+        from hpcfl.local.triton_kernels.update import descend as in_one_pass
+
+        descend = in_one_pass
+    return Block(one, gradients, batches, shared, CudaGraphStep if cuda else _unchanged, descend)
 
 
 def padded_width(examples: int, device: torch.device, *, bf16: bool) -> int:

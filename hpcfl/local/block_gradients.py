@@ -73,17 +73,37 @@ class BlockGradients:
             terms: of a loss, whose mean has the gradients; None: of the job's.
             statistics: [K, Q], the running statistics before the batches; None: none are moved.
         """
+        losses, _, grads, moved = self._parts(points, batches, terms, statistics)
+        whole = torch.cat([grad.reshape(*points.shape[:-1], -1) for grad in grads], -1)
+        if self._clip is not None:
+            whole = clipped(whole, self._clip)
+        return (losses, whole) if statistics is None else (losses, whole, moved)
+
+    def of_parameters(
+        self, points: Tensor, batches: PaddedBatch
+    ) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
+        """Losses [K]; then each parameter [K, ...], a view of ``points``, and its gradient.
+
+        The gradients are not clipped.
+        """
+        losses, views, grads, _ = self._parts(points, batches)
+        return losses, views, grads
+
+    def _parts(
+        self,
+        points: Tensor,
+        batches: PaddedBatch,
+        terms: LossTerms | None = None,
+        statistics: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...], Tensor]:
+        """Losses [K], the parameters and their gradients, and the statistics after the batches."""
         with torch.enable_grad():
             views = self._views(points)
             (minimised, losses), moved = self._losses(views, batches, terms, statistics)
             # Each loss depends on its own client's parameters alone: the gradient of their sum
             # holds the gradient of every client.
             grads = torch.autograd.grad(minimised.sum(), views)
-        whole = torch.cat([grad.reshape(*points.shape[:-1], -1) for grad in grads], -1)
-        if self._clip is not None:
-            whole = clipped(whole, self._clip)
-        found = losses.detach(), whole
-        return found if statistics is None else (*found, moved)
+        return losses.detach(), views, grads, moved
 
     def forward(self, points: Tensor, batches: PaddedBatch) -> tuple[Tensor, ...]:
         """The fields of ``Forward``, of every client [K, ...], without gradient."""

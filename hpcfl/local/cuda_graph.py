@@ -13,9 +13,10 @@ WARMUP_CALLS = 3  # before a capture: libraries choose kernels and allocate buff
 
 
 class CudaGraphStep:
-    """Computes a pure function of trees of CUDA tensors of fixed shapes, as a CUDA graph.
+    """Computes a function of trees of CUDA tensors of fixed shapes, as a CUDA graph.
 
-    The next call overwrites the outputs of this one, and may take them as its inputs.
+    The next call overwrites the outputs of this one, and may take them as its inputs.  What the
+    function changes in place are copies of its inputs, and perhaps its outputs.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -30,7 +31,8 @@ class CudaGraphStep:
             del self._function
         captured = self._captured
         for static, given in zip(captured.inputs, tree_leaves(trees), strict=True):
-            static.copy_(given)
+            if static is not given:  # an output that was changed in place
+                static.copy_(given)
         captured.graph.replay()
         return captured.outputs
 
@@ -72,9 +74,9 @@ def capture(function: Callable[..., Any], trees: Any, stream: torch.cuda.Stream)
     Graphs of one stream share workspaces of cuBLAS, and the end of one would free it under the
     others.  torch has 32 streams, which it hands out in turn.
     """
-    _warm_up(function, trees, stream)
     leaves, spec = tree_flatten(trees)
     inputs = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
+    _warm_up(function, tree_unflatten(inputs, spec), stream)
     graph = torch.cuda.CUDAGraph()
     # Other threads may free pinned memory or poll NCCL meanwhile: in the default mode "global" any
     # such call makes the capture fail.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.facts import Client
-from hpcfl.algorithms.optim import Descent
+from hpcfl.algorithms.optim import Descent, Sgd
 from hpcfl.clients.draws import drawn
 from hpcfl.clients.error_context import client_errors
 from hpcfl.clients.task import ClientResult, ClientTask
@@ -17,6 +17,7 @@ from hpcfl.local.joined import joined, split
 from hpcfl.local.step import Carry
 from hpcfl.types import Vector
 
+_STEP_HOOKS = ("points", "direction", "step_scale")
 MAX_BLOCK_SIZE = 32  # clients in a block where the job gives no block_size
 
 
@@ -42,6 +43,10 @@ class Executor(ABC):
     ) -> None:
         self.algorithm, self.gradient, self.descent = algorithm, gradient, descent
         self._size, self._shared = size, shared
+        default = (getattr(type(algorithm), h) is getattr(Algorithm, h) for h in _STEP_HOOKS)
+        plain = gradient.clip is None and gradient.statistics is None
+        self.plain_sgd = plain and descent.optimizer == Sgd() and all(default)
+        """Whether a local step is y <- y - lr (gradient + weight_decay y), and nothing else."""
 
     def full_gradients(
         self, points: Sequence[Vector], tasks: Iterable[ClientTask]

@@ -122,7 +122,7 @@ class Lanes(ClientByClient):
         ]
         if memory is None:
             memory = _Memory(first, self._orders, slots[0], self._most_steps)
-            memory.capture(self._step)
+            memory.capture(self._plain_step if self.plain_sgd else self._step)
             self._memory = memory
         numbers = numbers_of([task.client for task in tasks], first.seeds.device)
         memory.begin(slots, numbers, first.seeds)
@@ -146,8 +146,20 @@ class Lanes(ClientByClient):
         memory.set(k, local_step(self.algorithm, self.descent, carry, grad, client))
         if grad.loss is not None:
             memory.totals[k].add_(grad.loss)
-        memory.at[k].add_(1)
-        memory.taken[k].add_(1)
+        memory.count(k)
+
+    def _plain_step(self, memory: "_Memory", k: int) -> None:
+        """The same of plain SGD: the gradients are not joined to a vector, and y not copied."""
+        carry, client = memory.client(k)
+        loss, parameters, grads = self._gradients.of_parameters(carry.y, memory.batch(k))
+        with torch.no_grad():
+            along = grads
+            if self.descent.decay:
+                along = torch._foreach_add(grads, parameters, alpha=self.descent.decay)
+            steps = torch._foreach_mul(along, client.lr.to(carry.y.dtype))
+            torch._foreach_sub_(parameters, steps)
+        memory.totals[k].add_(loss)
+        memory.count(k)
 
 
 def lane_executor(
@@ -269,6 +281,11 @@ class _Memory:
         numbers = dict(zip(NUMBERS, self._numbers[k], strict=True))
         numbers["step"] = self.taken[k].to(torch.float64)
         return carry, Client(**numbers, **tensors)
+
+    def count(self, k: int) -> None:
+        """Within the step of lane k: it is taken."""
+        self.at[k].add_(1)
+        self.taken[k].add_(1)
 
     def set(self, k: int, carry: Carry) -> None:
         """Within the step of lane k: what its client carries to the next step."""

@@ -5,26 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Algorithm
-from hpcfl.algorithms.optim import Descent, Sgd
 from hpcfl.clients.error_context import client_errors
 from hpcfl.clients.task import ClientTask, number
 from hpcfl.local.executor import ClientByClient
 from hpcfl.local.grad import StepGrad
-from hpcfl.local.gradient import Gradient
 from hpcfl.local.step import Carry, local_step
-
-_STEP_HOOKS = ("points", "direction", "step_scale")
 
 
 class Sequential(ClientByClient):
     """Trains one client at a time; see ``Executor``."""
-
-    def __init__(self, algorithm: Algorithm, gradient: Gradient, descent: Descent) -> None:
-        super().__init__(algorithm, gradient, descent)
-        default = (getattr(type(algorithm), h) is getattr(Algorithm, h) for h in _STEP_HOOKS)
-        plain = gradient.clip is None and gradient.statistics is None
-        self._plain_sgd = plain and descent.optimizer == Sgd() and all(default)
 
     def _take_steps(
         self, tasks: Sequence[ClientTask], carries: list[Carry]
@@ -37,7 +26,7 @@ class Sequential(ClientByClient):
             for k in range(task.steps):
                 at.step = k
                 batch, seed = next(task.batches), task.dropout_seed + k
-                if self._plain_sgd:  # same bits as below; the gradient is not joined to a vector
+                if self.plain_sgd:  # same bits as below; the gradient is not joined to a vector
                     loss += self.gradient.descend(carry.y, batch, seed, lr, self.descent.decay)
                     continue
                 grad = StepGrad(self.gradient.on(batch, seed), carry.statistics)

@@ -1,11 +1,12 @@
 """A local step of a block reads and writes no more bytes than when its bound was written.
 
-The operations are those of a block on a GPU, counted on meta tensors, which have shapes and no
+The operations are those of an executor on a GPU, counted on meta tensors, which have shapes and no
 values: no clock and no GPU is needed.  A cost that grows with the square of a text's length shows
 here, and so does a copy of all parameters that nobody needs.
 """
 
 import math
+from importlib import import_module
 from typing import NamedTuple
 
 import pytest
@@ -23,12 +24,14 @@ from hpcfl.clients.task import NUMBERS, tensors_of
 from hpcfl.local.block import Block
 from hpcfl.local.block_gradients import BlockGradients
 from hpcfl.local.gradient import Gradient
+from hpcfl.local.lanes import LaneGradients, Lanes, _Memory
 from hpcfl.local.sequential import Sequential
 from hpcfl.local.step import Carry
 from hpcfl.models import MODELS
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import layout_of
 from hpcfl.models.losses import LOSSES
+from hpcfl.types import Batch
 from tests.algorithms.facts import COHORT
 
 ABOVE = 1.1  # times a case's figures: versions of torch decompose an operation differently
@@ -91,8 +94,35 @@ def bytes_of(tensor):
     return min(held * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def count_step(name, case):
+class Launches:
+    """Stands for a kernel of Triton, and counts its launches and their tensors."""
+
+    def __init__(self, count, name):
+        self._count, self._name = count, name
+
+    def __getitem__(self, grid):
+        return self
+
+    def __call__(self, *given, **_):
+        tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+        if self._name == "update":  # its first tensor is read and written
+            tensors.append(tensors[0])
+        self._count.calls += 1
+        self._count.bytes += sum(map(bytes_of, tensors))
+
+
+def replace_kernels(monkeypatch, count):
+    """Count the launches of all kernels in place of launching them."""
+    for module in ("conv", "group_norm", "lstm", "pool", "update"):
+        found = import_module(f"hpcfl.local.triton_kernels.{module}")
+        for name, kernel in vars(found).items():
+            if hasattr(kernel, "arg_names"):
+                monkeypatch.setattr(found, name, Launches(count, name))
+
+
+def count_step(name, case, convolutions="products", descend=None, count=None):
     """One local step of FedAvg in a block of the model."""
+    count = count or Count()
     model = MODELS[name]().build(case.shape, case.outputs).to("meta")
     replace_dropout(model)
     loss, layout = LOSSES[case.loss], layout_of(model)
@@ -100,10 +130,11 @@ def count_step(name, case):
     steps = []
     Block(
         sequential,
-        BlockGradients(model, loss, "products"),
+        BlockGradients(model, loss, convolutions),
         PaddedBatches(case.clients, case.batch),
         (),
         lambda step: steps.append(step) or step,
+        descend,
     )
     algorithm, first = sequential.algorithm, (case.clients, case.batch)
     with torch.device("meta"):
@@ -119,8 +150,30 @@ def count_step(name, case):
         batch = PaddedBatch(inputs, labels, torch.empty(first), seeds)
     local = vmap(lambda tensors: algorithm.begin(message, (), Client(**tensors)))(client)
     carry = Carry(y, local, sequential.descent.init(y))
-    with Count() as count:
+    with count:
         steps[0](carry, client, batch)
+    return count
+
+
+def count_lane(name, case):
+    """One local step of FedAvg in a lane of the model."""
+    model = MODELS[name]().build(case.shape, case.outputs).to("meta")
+    replace_dropout(model)
+    loss, layout = LOSSES[case.loss], layout_of(model)
+    one = Sequential(FedAvg(), Gradient(model, loss), Descent(Sgd(), 1e-3, layout))
+    with torch.device("meta"):
+        inputs = torch.empty(1, case.batch, *case.shape)
+        labels = torch.empty(1, case.batch, dtype=torch.int64)
+        batch = PaddedBatch(inputs, labels, torch.empty(1, case.batch), labels[:, 0])
+        y = torch.empty(layout.total)
+    message = one.algorithm.broadcast(one.algorithm.init_server(y), COHORT)
+    local = one.algorithm.begin(message, (), None)
+    pair = Batch(inputs[0], labels[0])
+    lanes = Lanes(one, LaneGradients(model, loss), PaddedBatches(1, case.batch), pair, (), 1)
+    slot = (Carry(y, local, one.descent.init(y)), {})
+    memory = _Memory(batch, lanes._orders, slot, 1)
+    with Count() as count:
+        lanes._plain_step(memory, 0)
     return count
 
 
@@ -132,5 +185,30 @@ def test_every_model_has_its_bound():
 def test_step(name):
     case = CASES[name]
     count = count_step(name, case)
-    assert BELOW * case.calls < count.calls < ABOVE * case.calls
-    assert BELOW * case.gigabytes < count.bytes / 1e9 < ABOVE * case.gigabytes
+    require_near(count, case.calls, case.gigabytes)
+
+
+# By triton, and in a lane of one client.
+TRITON = {"lenet": (87, 1.14), "cnn_pfl": (123, 4.19), "resnet20": (346, 8.54)}
+LANES = {"lenet": (66, 0.169), "cnn_pfl": (102, 0.111), "resnet20": (218, 1.00)}
+
+
+def require_near(count, calls, gigabytes):
+    """Neither dearer nor much cheaper than it was."""
+    assert BELOW * calls < count.calls < ABOVE * calls
+    assert BELOW * gigabytes < count.bytes / 1e9 < ABOVE * gigabytes
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_step_by_triton(name, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr("torch.is_autocast_enabled", lambda _: False)  # knows no "meta"
+    replace_kernels(monkeypatch, count := Count())
+    update = import_module("hpcfl.local.triton_kernels.update")
+    require_near(count_step(name, CASES[name], "triton", update.descend, count), *TRITON[name])
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_step_in_a_lane(name, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+    require_near(count_lane(name, CASES[name]), *LANES[name])

@@ -100,7 +100,14 @@ def of_lstm(name, precision):
         yield kernel, {}, {**shape, "PRECISION": precision}, blocks.LSTM_WARPS, 1
 
 
+def of_update(_name, _precision):
+    from hpcfl.local.triton_kernels import update
+
+    yield update.update, {"active": "*u8"}, {"SIZE": update.SIZE}, update.WARPS, update.STAGES
+
+
 CASES = [
+    (of_update, "any", "ieee"),
     *((of_convolution, name, precision) for name in CONVOLUTIONS for precision in FLOATS),
     *((of_norm, name, precision) for name in NORMS for precision in ("ieee", "bf16")),
     (of_lstm, "char_lstm", "tf32"),
@@ -113,6 +120,7 @@ SAMPLE = [  # which need the most registers; the others are compiled in the long
     (of_norm, "resnet20-1", "ieee"),
     (of_pool, "lenet-1", "bf16"),
     (of_lstm, "char_lstm", "tf32"),
+    (of_update, "any", "ieee"),
 ]
 
 
@@ -126,8 +134,10 @@ def compile_all(make, name, precision, folder):
     found = []
     for kernel, pointers, constants, warps, stages in make(name, precision):
         names = kernel.arg_names
-        types = dict.fromkeys(names, "*fp32") | pointers | {"eps": "fp32"}
-        types |= dict.fromkeys(("B", "T", "K", "TOTAL"), "i32")
+        types = dict.fromkeys(names, "*fp32") | pointers
+        types |= dict.fromkeys(("eps", "decay"), "fp32")
+        types |= dict.fromkeys(("B", "T", "K", "TOTAL", "P", "N", "COLUMNS"), "i32")
+        types |= dict.fromkeys(("OF_CLIENT", "OF_ROW", "OF_COLUMN"), "i32")
         types |= dict.fromkeys(constants, "constexpr")
         source = ASTSource(
             kernel,

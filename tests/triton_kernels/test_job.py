@@ -13,6 +13,7 @@ from tests.gpu.fake_cuda import fake_cuda
 from tests.gpu.test_fake_device import require_same, rounds
 
 torch.set_num_threads(1)
+ALONE = ["executor=sequential", "block_size=null"]
 
 
 @pytest.fixture
@@ -38,12 +39,13 @@ def job(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: tests/gpu plays it there")
-def test_rounds_are_those_of_the_cpu(job, tmp_path, monkeypatch):
+@pytest.mark.parametrize("settings", [[], ["algorithm={name: fedavg}", "local.weight_decay=0.1"]])
+def test_rounds_are_those_of_the_cpu(job, settings, tmp_path, monkeypatch):
     # The simulated graphs repeat operations of torch, and an interpreted kernel is none.
     monkeypatch.setattr("hpcfl.local.block.CudaGraphStep", lambda step: step)
-    expected = rounds(job, "cpu", tmp_path / "cpu", ["executor=sequential", "block_size=null"])
+    expected = rounds(job, "cpu", tmp_path / "cpu", [*settings, *ALONE])
     with fake_cuda():
-        found = rounds(job, "cuda", tmp_path / "cuda")
+        found = rounds(job, "cuda", tmp_path / "cuda", settings)
     require_same(found, expected, 1e-5)
 
 

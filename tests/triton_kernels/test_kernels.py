@@ -74,6 +74,31 @@ def test_pooled_relu(shape, device):
     )
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_update(decay, device):
+    """Of parameters and gradients in any order of memory; clients that have finished stay."""
+    from hpcfl.local.triton_kernels.update import descend
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(7,), (5, 3), (600, 2), (2, 3, 2, 2)]
+    views = [view.to(device) for view in parameters(generator, 4, *shapes)]
+    grads = [torch.randn(view.shape, generator=generator, device="cpu") for view in views]
+    grads[1] = grads[1].mT.contiguous().mT  # as of a dense layer's products
+    grads[2] = grads[2][:, :1].expand(grads[2].shape)
+    grads[3] = grads[3].contiguous(memory_format=torch.channels_last_3d)
+    grads[0][1] = torch.nan  # of a client that has finished
+    rates, active = torch.tensor([0.1, 0.2, 0.3, 0.0]), torch.tensor([True, False, True, True])
+    before = [view.clone() for view in views]
+    descend(views, [g.to(device) for g in grads], rates.to(device), active.to(device), decay)
+    for view, old, grad in zip(views, before, grads, strict=True):
+        old, grad = old.cpu().double(), grad.double()
+        rate = (rates * active).view(-1, *[1] * (old.dim() - 1))
+        torch.testing.assert_close(
+            view.cpu().double()[active], (old - rate * (grad + decay * old))[active]
+        )
+        assert torch.equal(view.cpu().double()[~active], old[~active])
+
+
 @pytest.mark.parametrize("last", [True, False])
 def test_images_in_any_order_of_memory(last, device):
     from hpcfl.local.triton_kernels.conv import convolution

@@ -10,7 +10,7 @@ the smallest of them has, and spills at most two registers
 
 from typing import NamedTuple
 
-VERSION = 2  # raise it with every change of a size or of a kernel's arithmetic
+VERSION = 3  # raise it with every change of a size or of a kernel's arithmetic
 
 MOST_NORMED = 1024  # channels of a group that one program normalises
 MOST_HIDDEN = 128  # hidden numbers of an LSTM that one program keeps
