@@ -10,6 +10,7 @@ from hpcfl.job.load import load
 from hpcfl.start.checks.disk import simulate_schedule
 from hpcfl.start.checks.memory import rank_memory
 from hpcfl.start.components.build import build_components
+from hpcfl.store import footprint
 
 MODEL = 64  # bytes: 3 x 4 + 4 numbers of float32
 EXAMPLES = (40 + 12) * (3 * 8 + 8)  # bytes: of three float64 features and an int64 label
@@ -26,14 +27,20 @@ def needed(components, ranks=1):
 def test_a_rank_by_hand(job):
     """Cohorts of 2 of 4 clients: FedHBM sends and keeps a vector, and the loss or the round."""
     found = parts(job)
-    own = found.training.stored_state.own.bytes
     (alone,) = needed(found)
     assert (alone.data, alone.server) == (EXAMPLES, MODEL)
     assert 2 * MODEL <= alone.uploads <= 2 * (MODEL + 8)
-    assert alone.states == simulate_schedule(found, 1).seen[0] * own
+    # 64 and 4 bytes, each from a multiple of 64, and 300 of objects.
+    assert alone.states == simulate_schedule(found, 1).seen[0] * (2 * 64 + 300)
     assert alone.total == sum(alone)
     steal = needed(parts(job, "balance=steal"), 2)
     assert [rank.uploads for rank in steal] == [alone.uploads / 2] * 2
+
+
+def test_what_blocks_of_pinned_memory_leave_unused_is_counted(job, monkeypatch):
+    monkeypatch.setattr(footprint, "BLOCK_BYTES", 700)  # room for 5 states of 128
+    on_cpu, on_gpu = (needed(parts(job, f"device={name}"))[0].states for name in ("cpu", "cuda"))
+    assert on_gpu - on_cpu == 4 * (140 - 128)
 
 
 def test_states_fill_the_cache_at_most(job):

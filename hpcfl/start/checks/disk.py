@@ -14,6 +14,7 @@ from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.timing import SimulatedClock
 from hpcfl.errors import JobError
 from hpcfl.start.components.components import Components
+from hpcfl.store.footprint import footprint
 from hpcfl.store.row_allocator import most_bytes
 from hpcfl.store.schema import StateSchema
 from hpcfl.types import IntArray
@@ -207,10 +208,12 @@ def store_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
 
 
 def state_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
-    """[ranks], bytes of the states that the clients have at the end, at most."""
-    own, shared = _parts(components)
-    rows = _shared_rows(components, usage.seen)
-    return usage.seen * own.bytes + rows * shared.bytes
+    """[ranks], bytes of memory of the states that the clients have at the end, at most."""
+    pinned = components.job.device == "cuda"
+    own, shared = (
+        footprint(part, pinned=pinned) if part.fields else 0 for part in _parts(components)
+    )
+    return usage.seen * own + _shared_rows(components, usage.seen) * shared
 
 
 def _parts(components: Components) -> tuple[StateSchema, StateSchema]:
