@@ -32,14 +32,14 @@ class BestModel(NamedTuple):
         """The score as a number that is higher for a better model."""
         return self.score if score_named(self.name).better == "higher" else -self.score
 
-    def pack(self) -> bytes:
-        """The content of the file: safetensors of x [P], the round, and the score by its name."""
+    def pack(self) -> list[memoryview]:
+        """The content of the file, in parts: x [P], the round, and the score by its name."""
         score = torch.tensor(self.score, dtype=torch.float64)
         return pack({"x": self.x, "round": torch.tensor(self.round), self.name: score})
 
     @classmethod
     def unpack(cls, content: bytes, path: Path) -> "BestModel":
-        """Read what ``pack`` returned.
+        """Read the content of the file.
 
         Raises:
             StoreError: it is damaged; ``path`` is for the message.
@@ -60,14 +60,15 @@ class Best:
     """Keeps the best model of a run; used on rank 0 alone."""
 
     def __init__(self) -> None:
-        self._rank, self._name = -math.inf, ""
-        self.content: bytes | None = None
-        """The content of the file, or None before the first evaluation."""
+        self.model: BestModel | None = None
+        """None before the first evaluation."""
 
     def offer(
         self, round: int, scores: Mapping[str, float], x: Vector, *, personal: bool = False
     ) -> None:
         """Keep ``x``, the model after ``round`` rounds, if it is better than all before.
+
+        On a CPU itself and no copy, as nothing changes a server's model in place.
 
         ``personal``: whether the run counts by the scores of the clients' own models.
         """
@@ -80,8 +81,9 @@ class Best:
             return
         found = BestModel(x.detach().cpu(), round, name, scores[name])
         # The first of equals is kept; one that another score chose, before a resume, is not.
-        if found.rank > self._rank or name != self._name:
-            self._rank, self._name, self.content = found.rank, name, found.pack()
+        best = self.model
+        if best is None or found.rank > best.rank or name != best.name:
+            self.model = found
 
     def restore(self, content: bytes | None, path: Path) -> None:
         """Continue with the best model of a checkpoint.
@@ -93,7 +95,4 @@ class Best:
         Raises:
             StoreError: it is damaged.
         """
-        self.content, self._rank, self._name = content, -math.inf, ""
-        if content is not None:
-            found = BestModel.unpack(content, path)
-            self._rank, self._name = found.rank, found.name
+        self.model = None if content is None else BestModel.unpack(content, path)

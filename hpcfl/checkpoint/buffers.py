@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfl.errors import StoreError, file_error
 from hpcfl.io import regular
-from hpcfl.io.atomic import write_file
+from hpcfl.io.atomic import write_parts
 from hpcfl.io.checked_tensors import pack, unpack
 
 
@@ -24,7 +24,7 @@ def write(path: Path, buffers: Mapping[str, Tensor]) -> None:
         DiskError: the disk is full or fails.
     """
     if buffers:
-        write_file(path, pack(buffers))
+        write_parts(path, pack(buffers))
 
 
 def read(path: Path, into: Mapping[str, Tensor]) -> None:

@@ -70,12 +70,7 @@ def flatten_server(server: Any) -> dict[str, Tensor]:
             tensors[name] = value
         else:
             tensors |= {f"{name}.{k}": part for k, part in enumerate(value)}
-    return {name: copied(tensor) for name, tensor in tensors.items()}
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """Copy a tensor to the CPU, in memory of its own and in order, as safetensors needs it."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return tensors
 
 
 def _nested(tensors: dict[str, Tensor], template: Any, folder: Path) -> Any:

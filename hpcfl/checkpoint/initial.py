@@ -4,12 +4,13 @@ import io
 from pathlib import Path
 from zlib import crc32
 
-import numpy as np
 import torch
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 
 from hpcfl.errors import DataError, StoreError
-from hpcfl.io.atomic import write_file
+from hpcfl.io.atomic import write_parts
 from hpcfl.io.files import read_array
+from hpcfl.io.tensor_file import bytes_of, on_cpu
 from hpcfl.types import Vector
 
 
@@ -22,10 +23,11 @@ def write(path: Path, x0: Vector) -> int:
     Raises:
         DiskError: the disk is full or fails.
     """
-    buffer = io.BytesIO()
-    np.save(buffer, x0.cpu().numpy(), allow_pickle=False)
-    write_file(path, buffer.getvalue())
-    return crc32(buffer.getvalue())
+    own, header = on_cpu(x0), io.BytesIO()
+    write_array_header_1_0(header, header_data_from_array_1_0(own.numpy()))
+    parts = [memoryview(header.getvalue()), bytes_of(own)]  # as np.save writes them
+    write_parts(path, parts)
+    return crc32(parts[1], crc32(parts[0]))
 
 
 def read(path: Path, content: bytes, like: Vector | None = None) -> Vector:

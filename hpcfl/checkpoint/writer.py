@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.format import flatten_server
 from hpcfl.comm.base import Comm
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.io import regular
-from hpcfl.io.atomic import STANDS, sync_folder, write_errors, write_file
+from hpcfl.io.atomic import STANDS, sync_folder, write_errors, write_file, write_parts
+from hpcfl.io.tensor_file import on_cpu, parts_of
 from hpcfl.runs.log import LogPosition
 from hpcfl.runs.manifest import (
     BEST,
@@ -57,8 +58,8 @@ class CheckpointContents:
     """The crc32 of the files of the run directory that no round changes; on rank 0."""
     ended: Mapping[str, str] = field(default_factory=dict)
     """Why the run ends here, see ``Checkpoint.ended``; empty if it goes on."""
-    best: bytes | None = None
-    """The file of the best model so far, if there is one; on rank 0."""
+    best: BestModel | None = None
+    """The best model so far, if there is one; on rank 0."""
 
 
 class Committed(NamedTuple):
@@ -123,10 +124,11 @@ class PendingCheckpoint:
             names.append(BEST)
         files, tables = {}, {}
         for name in names:
-            content = regular.read(self.folder / name)
-            files[name] = crc32(content)
             if is_row_table(name):
-                tables[name] = content
+                tables[name] = regular.read(self.folder / name)
+                files[name] = crc32(tables[name])
+            else:
+                files[name] = regular.crc_of(self.folder / name)
         c = self.contents
         checkpoint = Checkpoint(
             self.folder,
@@ -180,8 +182,10 @@ def begin(
             if folder.is_dir():
                 delete(folder)
             folder.mkdir(exist_ok=True)
-        files = {SERVER: flatten_server(contents.server)}
-        written.append(background.submit(_write, folder, files, contents.best, sync))
+        # In this thread, as it is the one that computes on a GPU.  On a CPU nothing is copied:
+        # nothing changes a server's tensors in place.
+        server = {name: on_cpu(x) for name, x in flatten_server(contents.server).items()}
+        written.append(background.submit(_write, folder, server, contents.best, sync))
     comm.barrier()  # no rank may write into the folder before rank 0 has made it
     written += store.snapshot(folder)
     return PendingCheckpoint(folder, contents, written)
@@ -189,13 +193,12 @@ def begin(
 
 def _write(
     folder: Path,
-    files: Mapping[str, dict[str, Tensor]],
-    best: bytes | None,
+    server: Mapping[str, Tensor],
+    best: BestModel | None,
     sync: Callable[[], None],
 ) -> None:
     # Before the manifest, which names their lengths: so much of them must be on the disk.
     sync()
-    for name, tensors in files.items():
-        write_file(folder / name, save_tensors(tensors), advice=STANDS)
+    write_parts(folder / SERVER, parts_of(server), advice=STANDS)
     if best is not None:
-        write_file(folder / BEST, best, advice=STANDS)
+        write_parts(folder / BEST, best.pack(), advice=STANDS)

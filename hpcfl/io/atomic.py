@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -55,8 +55,29 @@ def write_file(
         DiskError: the disk is full or fails; nothing is left behind.
         StoreError: the file may not be written there; nothing is left behind.
     """
-    size = f" {len(content)} bytes"
-    write_by(path, lambda file: file.write(content), size=size, advice=advice, mode=mode)
+    write_parts(path, [memoryview(content)], advice=advice, mode=mode)
+
+
+def write_parts(
+    path: Path,
+    parts: Sequence[memoryview],
+    *,
+    advice: str = "make room or repair the disk",
+    mode: int | None = None,
+) -> None:
+    """Like ``write_file``, of a content that lies in several places.
+
+    Args:
+        path: its final name.
+        parts: the bytes of the content, one after the other.
+        advice: see ``write_file``.
+        mode: see ``write_file``.
+
+    Raises:
+        DiskError, StoreError: see ``write_file``.
+    """
+    size = f" {sum(map(len, parts))} bytes"
+    write_by(path, lambda file: file.writelines(parts), size=size, advice=advice, mode=mode)
 
 
 def write_by(

@@ -3,24 +3,20 @@
 from collections.abc import Mapping
 from zlib import crc32
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from hpcfl.io.files import parse_json
+from hpcfl.io.tensor_file import bytes_of, on_cpu, parts_of
 
 _CHECK = "crc32"
 
 
-def pack(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the content of a file with these tensors."""
-    # Safetensors refuses tensors that share memory or are not row-major.
-    layout = torch.contiguous_format
-    own = {
-        name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()
-    }
-    return save(own, {_CHECK: _checksum(own)})
+def pack(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+    """The content of a file with these tensors, in parts; that of tensors on the CPU is theirs."""
+    own = {name: on_cpu(tensor) for name, tensor in tensors.items()}
+    return parts_of(own, {_CHECK: _checksum(own)})
 
 
 def unpack(content: bytes) -> dict[str, Tensor]:
@@ -47,5 +43,5 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         total = crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode(), total)
-        total = crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, total)
+        total = crc32(bytes_of(tensor), total)
     return str(total)

@@ -10,11 +10,13 @@ import stat
 from errno import EINVAL, EISDIR, ELOOP, EPERM
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
+from zlib import crc32
 
 from rich.filesize import decimal
 
 from hpcfl.io.memory import too_little_memory
 
+_PIECE = 1 << 22  # bytes that are read at once
 KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
@@ -169,6 +171,19 @@ def read(path: Path, *, follow: bool = True, own: bool = False) -> bytes:
             raise OSError(EPERM, f"it is of user {found.st_uid}", str(path))
         refuse_larger_than_memory(path, found.st_size)
         return file.read()
+
+
+def crc_of(path: Path) -> int:
+    """The crc32 of a whole regular file, which is read piece by piece.
+
+    Raises:
+        OSError: see ``open_fd``.
+    """
+    crc = 0
+    with open_binary(path, buffering=False) as file:
+        while piece := file.read(_PIECE):
+            crc = crc32(piece, crc)
+    return crc
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:

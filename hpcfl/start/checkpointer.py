@@ -146,7 +146,7 @@ class Checkpointer:
             table_lines=self._outputs.table_lines,
             run_files=self.run_files,
             ended=ended,
-            best=self.best.content,
+            best=self.best.model,
         )
         # Absolute, for the thread that writes the files.
         root, sync = self._folder.checkpoints.absolute(), self._outputs.sync

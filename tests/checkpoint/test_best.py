@@ -38,8 +38,8 @@ def rounds(offers, path):
     kept = []
     for round, scores in enumerate(offers):
         best.offer(round, scores, torch.full((3,), float(round)))
-        if best.content is not None:
-            found = BestModel.unpack(best.content, path)
+        if best.model is not None:
+            found = BestModel.unpack(b"".join(best.model.pack()), path)
             assert found.x.tolist() == [found.round] * 3
             assert found.score == scores_of(offers[found.round])
             kept.append(found.round)
@@ -62,7 +62,7 @@ def test_validation_is_what_chooses_where_there_is_any(tmp_path):
     for round, (validation, test, loss) in enumerate(scores):
         offer = {"test_loss": loss, "test_accuracy": test, "validation_loss": loss}
         best.offer(round, {**offer, "validation_accuracy": validation}, torch.zeros(3))
-    found = BestModel.unpack(best.content, tmp_path)
+    found = best.model
     assert (found.round, found.name, found.score) == (1, "validation_accuracy", 0.7)
 
 
@@ -72,7 +72,7 @@ def test_the_clients_own_models_choose_where_the_run_counts_by_them(tmp_path):
     for round, (personal, x) in enumerate([(0.2, 0.3), (0.7, 0.5), (0.6, 0.9)]):
         scores = {"personal_accuracy": personal, "validation_accuracy": x, "test_accuracy": x}
         best.offer(round, scores, torch.zeros(3), personal=True)
-    found = BestModel.unpack(best.content, tmp_path)
+    found = best.model
     assert (found.round, found.name, found.score) == (1, "personal_accuracy", 0.7)
 
 
@@ -80,9 +80,9 @@ def test_scores_of_different_models_are_not_compared(tmp_path):
     """A run of an earlier version is resumed, whose best model was chosen by the test set."""
     before, after = Best(), Best()
     before.offer(1, {"test_accuracy": 0.9}, torch.zeros(3))
-    after.restore(before.content, tmp_path)
+    after.restore(b"".join(before.model.pack()), tmp_path)
     after.offer(2, {"personal_accuracy": 0.5, "test_accuracy": 0.9}, torch.ones(3), personal=True)
-    assert BestModel.unpack(after.content, tmp_path).round == 2
+    assert after.model.round == 2
 
 
 def test_a_run_keeps_the_model_of_the_round_that_is_best_for_its_clients(tmp_path, job):
@@ -107,14 +107,14 @@ def test_a_model_whose_loss_is_not_finite_is_never_the_best(tmp_path):
     assert rounds(offers[::-1], tmp_path) == [0, 0]
     best = Best()
     best.offer(1, offers[0], torch.zeros(3))
-    assert best.content is None
+    assert best.model is None
 
 
 def test_scores_of_no_test_keep_no_model():
     """A test set whose labels are all padding has no scores."""
     best = Best()
     best.offer(1, {"train_objective": 0.5}, torch.zeros(2))
-    assert best.content is None
+    assert best.model is None
 
 
 def test_the_lowest_loss_where_nothing_is_classified(tmp_path):

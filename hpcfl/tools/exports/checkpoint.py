@@ -4,11 +4,10 @@ import io
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import save as save_tensors
 
-from hpcfl.checkpoint.format import copied
 from hpcfl.errors import JobError
 from hpcfl.io.files import readable
+from hpcfl.io.tensor_file import on_cpu, parts_of
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.outputs import check_output, write_output
 from hpcfl.start.saved_models import SavedModels
@@ -70,6 +69,6 @@ def export(
         write_output(npz, buffer.getvalue(), _NPZ)
     if state_dict is not None:
         module = saved.module(arrays)
-        tensors = {name: copied(tensor) for name, tensor in module.state_dict().items()}
-        write_output(state_dict, save_tensors(tensors), _STATE_DICT)
+        tensors = {name: on_cpu(tensor) for name, tensor in module.state_dict().items()}
+        write_output(state_dict, b"".join(parts_of(tensors)), _STATE_DICT)
     return [path for path, _ in outputs]
