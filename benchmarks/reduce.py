@@ -158,7 +158,12 @@ def _mean(comm: Comm, reduction: Reduction, uploads: Sequence[Upload]) -> Callab
     ids = [comm.rank * count + k for k in range(count)]
     cohort = comm.size * count
     weights, values = [500.0] * count, np.zeros(1)
-    return lambda: reduction.mean(uploads, ids, weights, 500.0 * cohort, cohort, values, round=1)
+
+    def mean() -> Any:
+        own = list(uploads)  # which the mean empties
+        return reduction.mean(own, ids, weights, 500.0 * cohort, cohort, values, round=1)
+
+    return mean
 
 
 def _draw(size: int, rank: int, client: int) -> Tensor:

@@ -28,5 +28,5 @@ class FastReduction(Reduction):
             field.sum.add_(tensor, alpha=weight / field.divisor)
 
     def restore(self, field: FieldBuffer) -> Tensor:
-        """The flat mean; a copy, because the next round overwrites the buffer."""
+        """The flat mean; a copy, as a GPU's last bits may depend on where a vector begins."""
         return field.sum.clone()

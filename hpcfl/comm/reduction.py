@@ -6,7 +6,6 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -180,15 +179,9 @@ class Reduction(ABC):
         self._layout = BufferLayout.of(template, unweighted)
         self._device = device
 
-    @cached_property
-    def _buffer(self) -> Tensor:
-        """[P], the sums; made when it is first needed, as many jobs take no full gradient."""
-        summed = self.summed(self._dtype)
-        return torch.empty(self._layout.numel, dtype=summed, device=self._device)
-
     def mean(
         self,
-        uploads: Sequence[Any],
+        uploads: list[Any],
         clients: Sequence[int],
         weights: Sequence[float],
         total: float,
@@ -203,6 +196,7 @@ class Reduction(ABC):
 
         Args:
             uploads: those of the clients that this rank trained, one NamedTuple each; may be empty.
+                Emptied once they are summed, so that the mean has their memory.
             clients: their ids, each in the cohort of one rank only.
             weights: theirs, not negative; unweighted fields ignore them.
             total: the weights' sum over the whole cohort, positive, the same on every rank.
@@ -222,13 +216,18 @@ class Reduction(ABC):
         values = np.append(local_values, size)
         peaks, maxima = find_peaks(self._comm, layout, columns, factors, clients, values, round)
         divisors = layout.totals(total, cohort)
+        # Not kept between rounds, while clients train: it is the largest block of a round.
+        summed = self.summed(self._dtype)
+        buffer = torch.empty(layout.numel, dtype=summed, device=self._device)
         fields = [
-            FieldBuffer(self._buffer[begin:end], peak, divisor, cohort)
+            FieldBuffer(buffer[begin:end], peak, divisor, cohort)
             for (begin, end), peak, divisor in zip(layout.bounds, peaks, divisors, strict=True)
         ]
         for field, column, factor in zip(fields, columns, factors, strict=True):
             self.accumulate(field, column, factor)
-        self._comm.allreduce_sum(self._buffer)
+        del columns, column
+        uploads.clear()
+        self._comm.allreduce_sum(buffer)
         means = map(self.restore, fields)
         shaped = (mean.view(shape) for mean, shape in zip(means, layout.shapes, strict=True))
         return ReducedMean(layout.type(*shaped), cohort * int(maxima[-1]), maxima[:-1])

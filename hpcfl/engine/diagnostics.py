@@ -34,7 +34,7 @@ import torch
 from torch.linalg import vector_norm
 
 from hpcfl.algorithms.facts import Cohort
-from hpcfl.clients.task import ClientResult, ClientTask
+from hpcfl.clients.task import ClientTask
 from hpcfl.comm.base import Comm
 from hpcfl.comm.exact_sum import exact_sums
 from hpcfl.comm.reduction import Reduction
@@ -83,7 +83,7 @@ class Observer:
         message: Any,
         after: Vector,
         tasks: Sequence[ClientTask],
-        trained: Sequence[ClientResult],
+        local_models: Sequence[Vector],
     ) -> Record:
         """Collective: the diagnostics of a round, for its line of the log.
 
@@ -92,7 +92,7 @@ class Observer:
             message: that was broadcast.
             after: the next one.
             tasks: of this rank's clients, with full gradients if the algorithm uses them.
-            trained: their results, with local models where ``needs_local_models`` is True.
+            local_models: theirs, where ``needs_local_models`` is True.
 
         Raises:
             ClientError: on this rank alone, from the pass over the data.
@@ -103,9 +103,9 @@ class Observer:
             return record
         terms: dict[str, list[float]] = {}
         if config.consistency:
-            terms["consistency"] = _squares(client.local_model - after for client in trained)
+            terms["consistency"] = _squares(model - after for model in local_models)
         if config.drift:
-            terms["drift"] = _squares(client.local_model - x for client in trained)
+            terms["drift"] = _squares(model - x for model in local_models)
         if config.dissimilarity:
             point = at_statistics(x, split(message).statistics)
             gradients, mean = self._gradients(cohort, point, tasks)

@@ -138,6 +138,7 @@ class Run:
     algorithm: Algorithm
     schema: RoundSchema
     x0: Vector
+    """[P], of a warm start; a meta tensor where no round needs its values."""
     warm_start_groups: WarmStartGroups
     schedule: Schedule
     choice: Choice | None

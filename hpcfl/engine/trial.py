@@ -77,6 +77,9 @@ class StandIn:
         """See ``Gradient.on``."""
         return _StandInBatch(self, batch.inputs)
 
+    def view(self, x: Vector) -> None:
+        """See ``Gradient.view``: there are no parameters."""
+
     def forward(self, point: Vector) -> Forward:
         """Two examples; the same at every point."""
         classes = self._algorithm.facts.classes or CLASSES
@@ -121,7 +124,7 @@ def train_member(
     Args:
         algorithm: whose hooks are called.
         descent: of the local steps.
-        gradient: a ``Gradient``, or what has its ``clip`` and ``on``.
+        gradient: a ``Gradient``, or what has its ``clip``, ``on`` and ``view``.
         message: to the client.
         member: the client.
 

@@ -76,7 +76,12 @@ class Block(Executor):
         self._reductions = VmapReductions if gradients.on_gpu else nullcontext
 
     def _train(
-        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
+        self,
+        message: Any,
+        tasks: Sequence[ClientTask],
+        states: Sequence[Any],
+        *,
+        local_models: bool,
     ) -> list[ClientResult]:
         """Train at most K clients.
 
@@ -85,7 +90,7 @@ class Block(Executor):
                 names the first client of the block and lists the others.
         """
         try:
-            return self._train_block(message, tasks, states)
+            return self._train_block(message, tasks, states, local_models=local_models)
         except HpcflError:
             raise
         except Exception as e:
@@ -94,7 +99,12 @@ class Block(Executor):
             raise ClientError(tasks[0].client_id, tasks[0].round + 1, None, stage) from e
 
     def _train_block(
-        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
+        self,
+        message: Any,
+        tasks: Sequence[ClientTask],
+        states: Sequence[Any],
+        *,
+        local_models: bool,
     ) -> list[ClientResult]:
         """The local rounds of at most K clients."""
         device = message.x.device
@@ -126,7 +136,10 @@ class Block(Executor):
             # The state is cloned: a view would keep the states of all K clients in memory for as
             # long as the store keeps one of them.
             ClientResult(
-                _slot(uploads, k), tree_map(torch.clone, _slot(after, k)), losses[k], carry.y[k]
+                _slot(uploads, k),
+                tree_map(torch.clone, _slot(after, k)),
+                losses[k],
+                carry.y[k] if local_models else None,
             )
             for k in range(len(tasks))
         ]

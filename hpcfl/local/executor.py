@@ -86,17 +86,22 @@ class Executor(ABC):
         results: list[ClientResult] = []
         for k in range(0, len(tasks), self._size):
             some = slice(k, k + self._size)
-            for result in self._train(message, tasks[some], states[some]):
+            trained = self._train(message, tasks[some], states[some], local_models=local_models)
+            for result in trained:
                 state = self._with_received(result.state, message.x)
-                model = result.local_model if local_models else None
-                results.append(result._replace(state=state, local_model=model))
+                results.append(result._replace(state=state))
         return results
 
     @abstractmethod
     def _train(
-        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
+        self,
+        message: Any,
+        tasks: Sequence[ClientTask],
+        states: Sequence[Any],
+        *,
+        local_models: bool,
     ) -> list[ClientResult]:
-        """Train at most K clients; the results have their local models."""
+        """Train at most K clients."""
 
     def _begin(self, message: Any, state: Any, client: Client) -> Carry:
         """What a client carries into its first step."""
@@ -136,7 +141,12 @@ class ClientByClient(Executor):
     """Calls the hooks before and after the local steps for one client after the other."""
 
     def _train(
-        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
+        self,
+        message: Any,
+        tasks: Sequence[ClientTask],
+        states: Sequence[Any],
+        *,
+        local_models: bool,
     ) -> list[ClientResult]:
         carries = []
         for task, state in zip(tasks, states, strict=True):
@@ -148,7 +158,8 @@ class ClientByClient(Executor):
             with client_errors(task, "finish"):
                 client = task.client._replace(draws=self._draws(message, task))
                 upload, after = self._finish(message, state, client, carry)
-            results.append(ClientResult(upload, after, loss, carry.y))
+            y = carry.y if local_models else None
+            results.append(ClientResult(upload, after, loss, y))
         return results
 
     @abstractmethod

@@ -171,8 +171,12 @@ class Gradient:
             own = point[self._layout.total :]
             self.statistics.load(own if len(own) else self.statistics.initial)
 
-    def _view(self, x: Vector) -> None:
-        """Make the parameters views of ``x``."""
+    def view(self, x: Vector) -> None:
+        """Make the parameters views of ``x``; the vector that they were views of is let go.
+
+        Args:
+            x: [P] or [P + Q].
+        """
         if x is not self._viewed:
             views = self._layout.views(x[: self._layout.total])
             for parameter, view in zip(self._parameters, views, strict=True):
@@ -180,7 +184,7 @@ class Gradient:
             self._viewed = x
 
     def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
-        self._view(x)
+        self.view(x)
         with unchanged(self._parameters), self._precision(), self._uncounted():
             outputs: Tensor = self.model(inputs)
         return outputs
@@ -191,7 +195,7 @@ class Gradient:
 
     def _loss_and_grads(self, point: Vector, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.chain is not None and self.chain.takes(batch):
-            self._view(point)
+            self.view(point)
             return self.chain.loss_and_grads(self._parameters, batch)
         value = self.loss(self._outputs(point, batch.inputs), batch.labels)
         return value.detach(), torch.autograd.grad(value, self._parameters)

@@ -130,6 +130,7 @@ class _TrialGradient:
 
     def __init__(self, trial: Trial) -> None:
         self._trial, self.clip, self.statistics = trial, trial.gradient.clip, None
+        self.view = trial.gradient.view
         self._known: dict[int, list[tuple[list[int], list[int]]]] = {}
 
     def on(self, batch: Batch, seed: int) -> "_TrialBatch":
