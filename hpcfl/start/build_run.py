@@ -158,5 +158,4 @@ def _reduction(
     bytes_of: Callable[[Any], int] | None = None,
 ) -> Reduction:
     kind = ExactReduction if components.job.reduction == "exact" else FastReduction
-    x0 = components.model.x0
-    return kind(comm, template, plain, x0.dtype, x0.device, bytes_of)
+    return kind(comm, template, plain, components.model.x0.dtype, components.device, bytes_of)

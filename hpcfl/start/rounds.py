@@ -30,7 +30,8 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
         DivergedError, Stopped: see ``hpcfl.engine.loop.run_rounds``.
         StoreError: a client's state cannot be read or written.
     """
-    components, comm, checkpointer = session.components, session.comm, session.checkpointer
+    components = session.components = session.components.for_rounds()
+    comm, checkpointer = session.comm, session.checkpointer
     job, done = components.job, point.round
     reason = point.ended
     if session.stop is not None and done < job.rounds:
@@ -57,7 +58,7 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
             if stop:
                 raise stopped(stop, done, job.rounds)
         try:
-            server = point.server if finished else run_engine(run, point.server, done)
+            server = point.take_server() if finished else run_engine(run, point.take_server(), done)
         except StoreError as e:
             checkpointer.require_in_place()  # a deleted file may be the cause: name it
             # A StoreError exits with 2, which means that nothing was trained: here rounds were.

@@ -6,8 +6,9 @@ The engine calls it between rounds: it implements ``hpcfl.engine.run.RunHooks``.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,10 +39,12 @@ from hpcfl.start.rank_layout import Ranks
 from hpcfl.types import IntArray, Record, Vector
 
 
-class StartPoint(NamedTuple):
+@dataclass
+class StartPoint:
     """The state that the rounds of one start begin with."""
 
     server: Any
+    """None once ``take_server`` was called."""
     round: int
     """Rounds completed."""
     log: bytes = b""
@@ -49,26 +52,31 @@ class StartPoint(NamedTuple):
     ended: str = ""
     """Why the run ended there, before its last round; empty if there are rounds to do."""
 
+    def take_server(self) -> Any:
+        """The server, which is no longer kept here: the rounds need its memory."""
+        server, self.server = self.server, None
+        return server
+
 
 class RankSession:
     """One start of a run on one rank.
 
     Args:
         components: of the job.
+        inputs: the digests of the job's inputs.
         ranks: where all ranks are.
         folder: the run directory.
         comm: the group of ranks.
-        inputs: the digests of the job's inputs.
         callbacks: the user's; none but on rank 0.
     """
 
     def __init__(
         self,
         components: Components,
+        inputs: Digests,
         ranks: Ranks,
         folder: RunDir,
         comm: WatchedComm,
-        inputs: Digests,
         callbacks: Callbacks,
     ) -> None:
         self.components, self.ranks, self.folder, self.comm = components, ranks, folder, comm

@@ -151,11 +151,12 @@ def serve(request: StartRequest, comm: WatchedComm) -> Result:
     ):
         request, ranks = agree(request, comm)
         callbacks = fetch_files(request, comm)
-        components, inputs, ranks = build(request, ranks, comm)
-        with closing(RankSession(components, ranks, folder, comm, inputs, callbacks)) as session:
+        # The session alone holds the components: it lets go of what no round needs.
+        session = RankSession(*build(request, ranks, comm), folder, comm, callbacks)
+        with closing(session):
             point = begin(session, request)
             # A checkpoint is committed: Ctrl-C may now wait for the end of a round.
             signals.latch_interrupt = True
             x = run_rounds(session, point, signals)
-            done = session.ended.round if session.ended else components.job.rounds
+            done = session.ended.round if session.ended else session.components.job.rounds
     return Result(folder.root.absolute(), done, x)

@@ -55,6 +55,17 @@ class Components:
         """These components with other initial parameters [P], on the device."""
         return replace(self, model=replace(self.model, x0=x0))
 
+    def for_rounds(self) -> "Components":
+        """These components without the values of x0, if no round needs them: their memory is freed.
+
+        Client states and a warm start begin with x0, and executors of many clients are tried there.
+        """
+        training = self.training
+        states = bool(training.schema.client_state.fields) or training.algorithm.warm_start
+        if states or self.job.executor != "sequential":
+            return self
+        return self.with_initial(self.model.x0.to("meta"))
+
     def random_init(self, client: int) -> RandomInit:
         """The client's source of random initialisations: always the same one."""
         return lambda: draw_model(

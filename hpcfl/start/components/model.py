@@ -21,7 +21,7 @@ class Model:
 
     module: nn.Module
     x0: Vector
-    """[P], on the device."""
+    """[P], on the device; a meta tensor in rounds that do not need its values."""
     missing_weights: tuple[str, ...]
     """The parameters that ``model.init`` did not provide."""
     statistics: RunningStatistics | None = None
@@ -37,7 +37,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """The device of the module."""
-        return self.x0.device
+        return next(self.module.parameters()).device
 
     @property
     def buffers(self) -> dict[str, Tensor]:
