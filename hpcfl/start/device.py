@@ -14,6 +14,7 @@ from hpcfl.comm.base import Comm
 from hpcfl.errors import JobError
 from hpcfl.io.boot_id import boot_id
 from hpcfl.io.cgroups import usable_cores
+from hpcfl.io.memory import return_freed_memory
 from hpcfl.job.schema import Job
 
 
@@ -64,7 +65,7 @@ def device_of(job: Job, gpu_rank: int) -> torch.device:
 
 def configure_torch(job: Job, device: torch.device) -> None:
     """Set torch's state in this process: threads, precision, deterministic kernels."""
-    keep_freed_memory()
+    share_one_heap()
     # Fewer only where a job for another machine is checked: a run with too few cores is refused.
     torch.set_num_threads(min(job.threads, len(usable_cores())))
     # use_deterministic_algorithms(True) would import the compiler too: a second and 70 MB.
@@ -83,19 +84,35 @@ def configure_torch(job: Job, device: torch.device) -> None:
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single")
 
 
-def keep_freed_memory() -> None:
-    """Let the C library reuse large blocks of memory instead of returning them to the system.
+# Parameters of glibc's mallopt; other C libraries are left as they are.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_OF_START, _OF_ROUNDS = 1 << 25, 1 << 30  # bytes from which a block is mapped on its own
 
-    A convolution's activations are freed and allocated again at every step; the page faults would
-    take a quarter of LeNet's step.  All threads share one arena, or each would keep the memory
-    that it once needed.  Only glibc is configured.
+
+def share_one_heap() -> None:
+    """Let all threads share one heap, or each would keep the memory that it once needed.
+
+    Until the rounds, blocks of the size of a large model are returned when they are freed: what a
+    start needs at once would lie in pieces between those of a round.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        trim_threshold, mmap_threshold, arena_max, largest = -1, -3, -8, 2**31 - 1
-        mallopt(arena_max, 1)
-        mallopt(mmap_threshold, 1 << 30)
-        mallopt(trim_threshold, largest)
+        mallopt(_ARENA_MAX, 1)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        if mallopt(_MMAP_THRESHOLD, _OF_ROUNDS):  # else it could not be raised later
+            mallopt(_MMAP_THRESHOLD, _OF_START)
+
+
+def keep_freed_memory() -> None:
+    """From here on let the C library reuse large blocks instead of returning them to the system.
+
+    A convolution's activations are freed and allocated again at every step; the page faults would
+    take a quarter of LeNet's step.  What the start has freed is returned first.
+    """
+    return_freed_memory()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _OF_ROUNDS)
 
 
 # A matrix product of this size takes 0.4 ms in float32, and 30 ms in the slowest bfloat16 seen.

@@ -13,6 +13,7 @@ from hpcfl.runs.run_score import score_key
 from hpcfl.start.announce import announce
 from hpcfl.start.build_run import build_run
 from hpcfl.start.components.scores import counts_own_models
+from hpcfl.start.device import keep_freed_memory
 from hpcfl.start.early_end import EarlyEnd
 from hpcfl.start.progress import open_progress
 from hpcfl.start.record_start import (
@@ -57,6 +58,7 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
             stop = int(comm.allreduce_max(np.array([signals.stop], dtype=np.float64))[0])
             if stop:
                 raise stopped(stop, done, job.rounds)
+        keep_freed_memory()
         try:
             server = point.take_server() if finished else run_engine(run, point.take_server(), done)
         except StoreError as e:

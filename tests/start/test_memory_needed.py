@@ -32,7 +32,9 @@ def test_a_rank_by_hand(job):
     assert 2 * MODEL <= alone.uploads <= 2 * (MODEL + 8)
     # 64 and 4 bytes, each from a multiple of 64, and 300 of objects.
     assert alone.states == simulate_schedule(found, 1).seen[0] * (2 * 64 + 300)
+    assert alone.sum == 8 * (MODEL // 4 + 1)  # integers, of the vector and of the loss
     assert alone.total == sum(alone)
+    assert needed(parts(job, "reduction=fast"))[0].sum == MODEL + 4
     steal = needed(parts(job, "balance=steal"), 2)
     assert [rank.uploads for rank in steal] == [alone.uploads / 2] * 2
 

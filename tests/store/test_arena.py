@@ -136,13 +136,14 @@ import os, threading
 from collections import deque
 from pathlib import Path
 import torch
-from hpcfl.start.device import keep_freed_memory
+from hpcfl.start.device import keep_freed_memory, share_one_heap
 from hpcfl.store.schema import Field, StateSchema
 from hpcfl.store.arena import StateArena
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+share_one_heap()
 keep_freed_memory()
 torch.set_num_threads(1)
 threading.Thread(target=threading.Event().wait, daemon=True).start()

@@ -1,12 +1,13 @@
 """Bound the host memory of a rank from below, and refuse jobs that need more than there is.
 
 What a rank holds in a round follows from the job: the data, the server, the uploads of its clients,
-and their states.  Batches, and what a local step makes of the model, come on top: what they take
-depends on the model and is measured (``hpcfl plan --measure``), not computed.
+their sum, and their states.  Batches, and what a local step makes of the model, come on top: what
+they take depends on the model and is measured (``hpcfl plan --measure``), not computed.
 """
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hpcfl.engine.dry_round import nbytes
@@ -24,13 +25,15 @@ class RankMemory(NamedTuple):
     server: int
     uploads: int
     """The uploads of the most clients that it trains in a round."""
+    sum: int
+    """The buffer of the ranks' sum, beside the uploads."""
     states: int
     """The clients' states at the end of the run, up to ``store.cache_gib``."""
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
-        return sum(self)
+        """All parts together."""
+        return self.data + self.server + self.uploads + self.sum + self.states
 
 
 def rank_memory(components: Components, usage: ScheduleUsage) -> list[RankMemory]:
@@ -40,10 +43,11 @@ def rank_memory(components: Components, usage: ScheduleUsage) -> list[RankMemory
         int(components.job.store.cache_gib * GIB),
     )
     data, server = _data_bytes(components), nbytes(_server(components))
+    summed = _sum_bytes(components)
     trained = most_trained(components, usage).tolist()
     states = state_bytes(components, usage).tolist()
     return [
-        RankMemory(data, server, upload * clients, min(kept, cache))
+        RankMemory(data, server, upload * clients, summed, min(kept, cache))
         for clients, kept in zip(trained, states, strict=True)
     ]
 
@@ -62,7 +66,7 @@ def check_memory(components: Components, usage: ScheduleUsage) -> None:
         "store.cache_gib": needed.states,
         _server_key(components): needed.server,
     }
-    what = "a rank, for the server, the uploads of its clients and their states,"
+    what = "a rank, for the server, the uploads of its clients, their sum and their states,"
     refuse_large_job(max(parts, key=lambda key: parts[key]), what, needed.total)
 
 
@@ -92,6 +96,14 @@ def _server(components: Components) -> list[Tensor]:
     server = components.training.schema.server
     leaves = [leaf for field in server for leaf in (field if isinstance(field, tuple) else [field])]
     return leaves[: components.job.rounds + len(server)]
+
+
+def _sum_bytes(components: Components) -> int:
+    """Bytes of the buffer of the sum: of integers where it is exact."""
+    dtype = torch.int64 if components.job.reduction == "exact" else components.model.x0.dtype
+    fields = components.training.schema.reduced
+    numbers: int = sum(field.numel() for field in fields)
+    return dtype.itemsize * numbers
 
 
 def _data_bytes(components: Components) -> int:
