@@ -338,12 +338,12 @@ def test_states_that_were_read_are_let_go_before_the_new_ones_come(tmp_path, mon
     shelves = []
 
     class Noted(StateArena):
-        def __init__(self, schema):
-            super().__init__(schema)
+        def __init__(self, schema, **how):
+            super().__init__(schema, **how)
             shelves.append(self)
 
     monkeypatch.setattr("hpcfl.store.hdf5.StateArena", Noted)
-    monkeypatch.setattr("hpcfl.store.arena.BLOCK_BYTES", 1)  # a block a state
+    monkeypatch.setattr("hpcfl.store.footprint.BLOCK_BYTES", 1)  # a block a state
     cohort = {"kind": "replay", "rounds": [[0, 1, 2, 3, 4]] * 3}
     play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, executor=executor))
     (shelf,) = shelves
