@@ -5,11 +5,14 @@
 - Tensors.  ``.to("cuda")`` and ``device="cuda"`` make tensors of a subclass that say ``cuda:0`` of
   their device and hold their values in memory.  Operations that PyTorch refuses are refused:
   tensors of two devices in one call (but for 0-d CPU tensors in pointwise calls), ``numpy`` of a
-  tensor on the device, and operations without a deterministic kernel.
+  tensor on the device, and operations without a deterministic kernel.  Of several GPUs the process
+  uses the current one alone.
 - Pinned memory.  A copy into it that does not wait arrives only when a stream is synchronised;
-  until then it holds other bytes.
+  until then it holds other bytes.  A copy from it that does not wait reads it until the host waits
+  for the device, and must find there what it found first.
 - Streams.  What a replay on another stream reads and writes may be used by the main stream only
-  after it waits for that stream, and the reverse.
+  after it waits for that stream, and the reverse.  A capture refuses an operation that its stream
+  has not run before: libraries would choose kernels and allocate in it.
 - The functions of ``torch.cuda`` that hpcfl calls.  A captured graph holds the operations on the
   device in their order, and a replay computes them again into the same memory.  Within a capture
   nothing may be read by the host, and no memory be copied to or from it; a 0-d CPU tensor keeps
@@ -17,8 +20,7 @@
 
 What the host reads of the device, and so waits for, is counted, and so is what it copies to it.
 
-Not covered: kernels themselves, their rounding and their memory, NCCL, and a
-pinned buffer that the host overwrites while a copy to the device still reads it.
+Not covered: kernels themselves, their rounding and their memory.  ``nccl_stand_in.py`` has NCCL.
 
 torch's own ``FakeTensorMode`` cannot be used here: autograd asks for the guard of its tensors'
 device, and a build for CPUs has none for CUDA, which ends the process.
@@ -94,6 +96,8 @@ class Stream:
         """The last operation of the main stream that it waits for."""
         self.queued: set[int] = set()
         """The memory of its replays that the main stream does not wait for yet."""
+        self.ran: set[Any] = set()
+        """The operations that it ran outside of captures."""
 
     def synchronize(self) -> None:
         """Let all copies arrive."""
@@ -110,15 +114,23 @@ class Stream:
 
 
 class Runtime:
-    """The state of the device: copies under way, pinned memory, the graph under capture."""
+    """The state of the device: copies under way, pinned memory, the graph under capture.
 
-    def __init__(self) -> None:
+    Args:
+        gpus: that the process sees.
+    """
+
+    def __init__(self, gpus: int = 1) -> None:
+        self.gpus, self.current = gpus, 0
+        """How many there are, and the number of the one in use."""
         self.main = self.stream = Stream()
         """The default stream, and the one that operations are queued on now."""
         self.streams: list[Stream] = []
         """The others."""
         self.captured: list[Stream] = []
         """For each graph, the stream of its capture."""
+        self.replayed: list[Stream] = []
+        """The stream of each replay."""
         self.operations = 0
         """Of the main stream."""
         self.last_use: dict[int, int] = {}
@@ -133,6 +145,10 @@ class Runtime:
         """Bytes of the device's memory."""
         self.pinned: list[Tensor] = []
         self.copies: list[Callable[[], object]] = []
+        self.read: list[tuple[Tensor, Tensor]] = []
+        """What copies to the device may still read, and what they found there first."""
+        self.collectives: list[Callable[[bool], object]] = []
+        """Waits for a collective, while Python's lock is held or not."""
         self.graph: Graph | None = None
 
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -145,10 +161,40 @@ class Runtime:
         self.pinned.append(tensor)
         return tensor
 
+    @property
+    def device(self) -> torch.device:
+        """The GPU in use."""
+        return torch.device("cuda", self.current)
+
+    def set_device(self, device: Any) -> None:
+        """Use another GPU; tensors of the one before are not told apart."""
+        self.calls.append("set_device")
+        self.current = _number(device)
+
+    def require_current(self, device: torch.device | str) -> None:
+        """Refuse another GPU than the one in use, which is another rank's."""
+        if torch.device(device) not in (self.device, torch.device("cuda")):
+            raise RuntimeError(f"a tensor on {device}, and {self.device} is in use")
+
+    def host_waits(self, *, locked: bool = False) -> None:
+        """Let the device do all that it was given.
+
+        Args:
+            locked: the host holds Python's lock meanwhile.
+        """
+        for wait in self.collectives:
+            wait(locked)
+        self.collectives.clear()
+        for source, first in self.read:
+            if not torch.equal(source, first):
+                raise RuntimeError("pinned memory was overwritten before the device had read it")
+        self.read.clear()
+
     def synchronize(self, *_: object) -> None:
         """Let all copies arrive."""
         self.refuse_in_capture("synchronize")
         self.calls.append("synchronize")
+        self.host_waits()
         for copy in self.copies:
             copy()
         self.copies.clear()
@@ -164,10 +210,29 @@ class Runtime:
             if any(memory in stream.queued for stream in self.streams):
                 raise RuntimeError(f"{func} uses memory of a stream that was not waited for")
 
-    def note_read(self, what: object) -> None:
-        """The host waits for a value."""
+    def note_read(self, what: object, *, locked: bool = False) -> None:
+        """The host waits for a value, see ``host_waits``."""
         self.refuse_in_capture(what)
         self.reads.append(str(what))
+        self.host_waits(locked=locked)
+
+    def note_upload(self, source: Tensor, *, non_blocking: bool) -> None:
+        """A tensor of the host is copied to the device."""
+        self.refuse_in_capture(f"a copy of {tuple(source.shape)}")
+        self.uploads.append(source.shape)
+        if not non_blocking:
+            self.host_waits()
+        elif self.is_pinned(source):
+            self.read.append((source, source.clone()))
+
+    def note_operation(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+        """Note an operation on the device, in the graph under capture if there is one."""
+        if self.graph is None:
+            self.stream.ran.add(func)
+            return
+        if func not in self.captured[-1].ran:
+            raise RuntimeError(f"{func} in a capture on a stream that has not run it before")
+        self.graph.add(func, args, kwargs, made)
 
     def refuse_in_capture(self, what: object) -> None:
         """Raise if a graph is being captured."""
@@ -200,6 +265,7 @@ class Graph:
         """Compute everything again, into the same memory."""
         runtime = _runtime()
         runtime.calls.append("replay")
+        runtime.replayed.append(runtime.stream)
         leaves = tree_leaves([operation[1:] for operation in self.operations])
         memory = {_memory(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
         if runtime.stream is not runtime.main:
@@ -213,6 +279,12 @@ class Graph:
                     values = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
                     for leaf, value in zip(own, values, strict=True):
                         leaf.copy_(value)
+
+
+def _number(gpu: torch.device | int) -> int:
+    number = gpu.index if isinstance(gpu, torch.device) else gpu
+    assert number is not None, "a GPU without its number"
+    return number
 
 
 def _value_now(leaf: Any) -> Any:
@@ -288,6 +360,7 @@ def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             made.view(-1).view(torch.uint8).fill_(0x7F)
             return _runtime().pin(made)
         if _is_cuda(kwargs.get("device")):
+            _runtime().require_current(kwargs["device"])
             return _make(func, args, {**kwargs, "device": "cpu"})
         return func(*args, **kwargs)
 
@@ -297,14 +370,14 @@ def _make(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     runtime = _runtime()
     if func is torch.tensor:  # from a value of the host
         runtime.refuse_in_capture(func)
+        runtime.host_waits()
     made = _wrap(func(*args, **kwargs))
-    if runtime.graph is not None:
-        runtime.graph.add(func, args, kwargs, made)
+    runtime.note_operation(func, args, kwargs, made)
     return made
 
 
 def _device(get: Any, tensor: Tensor, *_: object) -> Any:
-    return CUDA if is_fake(tensor) else get(tensor)
+    return _runtime().device if is_fake(tensor) else get(tensor)
 
 
 def _is_pinned(_: Any, tensor: Tensor) -> bool:
@@ -322,7 +395,8 @@ def _read(func: Any, tensor: Tensor, *args: Any, force: bool = False) -> Any:
         return func(tensor, *args)
     if func is Tensor.numpy and not force:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
-    _runtime().note_read(func.__name__)
+    # Of all that reads a GPU, torch copies for numpy(force=True) alone without releasing the lock.
+    _runtime().note_read(func.__name__, locked=func is Tensor.numpy)
     return func(_plain(tensor), *args)
 
 
@@ -332,21 +406,20 @@ def _to(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     places = [value for value in (*args, kwargs.get("device")) if _is_place(value)]
     others = [value for value in args if not _is_place(value)]
     if func is not Tensor.to:
-        places = [CUDA if func is Tensor.cuda else torch.device("cpu")]
+        places = [_runtime().device if func is Tensor.cuda else torch.device("cpu")]
     here = is_fake(tensor)
     there = _is_cuda(places[0]) if places else here
     if places and str(places[0]) == "meta":
         return _plain(tensor).to("meta", *others, **rest)
     if here == there or _functorch.is_functorch_wrapped_tensor(tensor):
         return Tensor.to(tensor, *others, **rest) if others or rest else tensor
-    copy = f"a copy of {tuple(tensor.shape)}"
     if there:
-        _runtime().refuse_in_capture(copy)
+        _runtime().require_current(places[0])
         # torch keeps memory of its own from being used again before such a copy is done.
         assert not rest.get("non_blocking") or _runtime().is_pinned(tensor), "not torch's own"
-        _runtime().uploads.append(tensor.shape)
+        _runtime().note_upload(tensor, non_blocking=rest.pop("non_blocking", False))
     else:
-        _runtime().note_read(copy)
+        _runtime().note_read(f"a copy of {tuple(tensor.shape)}")
     dtypes = [value for value in (*others, rest.get("dtype")) if isinstance(value, torch.dtype)]
     copied = torch.empty_like(_plain(tensor), dtype=dtypes[0] if dtypes else tensor.dtype)
     copied.copy_(_plain(tensor))
@@ -382,9 +455,7 @@ class _MadeInside(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         if any(isinstance(leaf, Tensor) for leaf in args) or type(made) is not Tensor:
             return made
-        graph = _runtime().graph
-        if graph is not None:
-            graph.add(func, args, kwargs or {}, made)
+        _runtime().note_operation(func, args, kwargs or {}, made)
         return _wrap(made)
 
     @classmethod
@@ -415,15 +486,16 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     runtime.use(func, [leaf for leaf in tensors if isinstance(leaf, FakeTensor)])
     with kernels():
         made = tree_map(_wrap, func(*args, **kwargs))
-    if runtime.graph is not None and packet is not aten.detach:
-        runtime.graph.add(func, args, kwargs, made)
+    if packet is not aten.detach:
+        runtime.note_operation(func, args, kwargs, made)
     return made
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """A copy between memory and the device."""
     runtime = _runtime()
-    runtime.refuse_in_capture(f"a copy of {tuple(source.shape)}")
+    what = f"a copy of {tuple(source.shape)}"
+    runtime.refuse_in_capture(what)
     runtime.use("a copy", [leaf for leaf in (target, source) if isinstance(leaf, FakeTensor)])
 
     def copy() -> None:
@@ -433,20 +505,20 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if non_blocking and not isinstance(target, FakeTensor):
         assert runtime.is_pinned(target), "a copy into other memory waits"
         runtime.copies.append(copy)
+        return target
+    if isinstance(target, FakeTensor):
+        runtime.note_upload(source, non_blocking=non_blocking)
     else:
-        if isinstance(target, FakeTensor):
-            runtime.uploads.append(source.shape)
-        else:
-            runtime.reads.append(f"a copy of {tuple(source.shape)}")
-        copy()
+        runtime.note_read(what)
+    copy()
     return target
 
 
 @contextmanager
-def fake_cuda() -> Iterator[Runtime]:
-    """Give the block a fake GPU, ``cuda:0``; its state."""
+def fake_cuda(gpus: int = 1) -> Iterator[Runtime]:
+    """Give the block so many fake GPUs, of which ``cuda:0`` is in use; their state."""
     torch.empty(1, device="meta").mul(1.0)  # torch imports its rules of shapes now, not inside
-    runtime = Runtime()
+    runtime = Runtime(gpus)
     caches = images._affine, images._gather_indices
     with pytest.MonkeyPatch.context() as patch:
         _replace_torch_cuda(patch, runtime)
@@ -522,17 +594,21 @@ def _replace_torch_cuda(patch: pytest.MonkeyPatch, runtime: Runtime) -> None:
         graph.forget_values()
 
     autocast = torch.autocast
-    properties = SimpleNamespace(uuid="GPU-0", total_memory=1 << 36, major=9, minor=0)
+
+    def properties(gpu: Any) -> SimpleNamespace:
+        uuid = f"GPU-{_number(gpu)}"
+        return SimpleNamespace(uuid=uuid, total_memory=1 << 36, major=9, minor=0)
+
     for name, value in {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "set_device": note("set_device"),
-        "current_device": lambda: 0,
+        "device_count": lambda: runtime.gpus,
+        "set_device": runtime.set_device,
+        "current_device": lambda: runtime.current,
         "get_device_name": lambda *_: "fake",
-        "get_device_properties": lambda *_: properties,
+        "get_device_properties": properties,
         "max_memory_allocated": lambda *_: 1,
-        "mem_get_info": lambda *_: (runtime.free, properties.total_memory),
-        "default_generators": (_Generator(runtime),),
+        "mem_get_info": lambda *_: (runtime.free, 1 << 36),
+        "default_generators": tuple(_Generator(runtime) for _ in range(runtime.gpus)),
         "is_current_stream_capturing": lambda: runtime.graph is not None,
         "synchronize": runtime.synchronize,
         "current_stream": lambda *_: runtime.stream,

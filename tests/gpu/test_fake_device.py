@@ -36,6 +36,7 @@ from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.scores import Evaluation
 from hpcfl.job.load import load
+from hpcfl.local import cuda_graph
 from hpcfl.local import lanes as lanes_module
 from hpcfl.local.cuda_graph import WARMUP_CALLS, CudaGraphStep, capture
 from hpcfl.models import MODELS
@@ -345,6 +346,7 @@ class TestLanes:
         assert len(gpu.captured) == 3
         assert len(set(gpu.captured)) == 3
         assert gpu.main not in gpu.captured
+        assert set(gpu.replayed) == set(gpu.captured)  # else no lane runs beside another
 
     def test_a_layer_that_draws_is_refused(self, tmp_path, problem):
         """A graph would repeat one draw in every step."""
@@ -688,6 +690,51 @@ class TestTheDeviceItself:
             assert pinned.tolist() != [1, 1]
             torch.cuda.current_stream().synchronize()
             assert pinned.tolist() == [1, 1]
+
+    def test_pinned_memory_is_read_until_the_host_waits(self):
+        with fake_cuda() as gpu:
+            pinned = torch.ones(2).pin_memory()
+            for copy in (
+                lambda: pinned.to("cuda", non_blocking=True),
+                lambda: torch.zeros(2, device="cuda").copy_(pinned, non_blocking=True),
+            ):
+                x = copy()
+                assert x.tolist() == [1, 1]
+                pinned.zero_()  # it has been read
+                assert x.tolist() == [1, 1]
+                x = copy()
+                pinned.fill_(1)
+                with pytest.raises(RuntimeError, match="overwritten before the device had read"):
+                    x.tolist()
+                gpu.read.clear()
+
+    def test_copies_to_the_device_are_counted(self):
+        with fake_cuda() as gpu:
+            x = torch.ones(2).to("cuda")
+            x.copy_(torch.zeros(2))
+            x.copy_(x + 1)
+            x.copy_(torch.zeros(()), non_blocking=True)
+        assert gpu.uploads == [(2,), (2,), ()]
+
+    def test_the_other_gpu_is_refused(self):
+        with fake_cuda(2):
+            torch.cuda.set_device(torch.device("cuda", 1))
+            assert torch.ones(1, device="cuda").device == torch.device("cuda", 1)
+            for make in (lambda: torch.ones(1, device=CUDA), lambda: torch.ones(1).to(CUDA)):
+                with pytest.raises(RuntimeError, match="a tensor on cuda:0, and cuda:1 is in use"):
+                    make()
+
+    def test_a_capture_refuses_what_its_stream_has_not_run(self, monkeypatch):
+        """Libraries would choose kernels and allocate there; that another stream ran it is no help.
+
+        So a warm-up on another stream is noticed.
+        """
+        warm_up = cuda_graph._warm_up
+        monkeypatch.setattr(
+            cuda_graph, "_warm_up", lambda step, trees, _: warm_up(step, trees, torch.cuda.Stream())
+        )
+        with fake_cuda(), pytest.raises(RuntimeError, match="a stream that has not run it before"):
+            CudaGraphStep(lambda x: x * 2)(torch.ones(2).to("cuda"))
 
     def test_a_graph_computes_only_when_it_is_replayed(self):
         with fake_cuda() as gpu:
