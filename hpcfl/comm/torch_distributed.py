@@ -49,24 +49,32 @@ class _ProcessGroup:
         self.local_rank = self._connection.local_rank
         self.library = self.backend
         self._used, self._gathered, self._waits, self._broadcasts = False, 0, 0, 0
+        self._joined = False
+        """Whether torch's process group is there."""
         self._lost = False
         """Whether the store is gone."""
-        limit_s = TIMEOUT_FACTOR * timeout_s
+        self._limit_s = TIMEOUT_FACTOR * timeout_s
+
+    def _join(self, gpu: torch.device | None = None) -> None:
+        """Collective: make torch's process group; with a GPU also NCCL's communicator.
+
+        Raises:
+            RuntimeError: it cannot be made; torch raises no narrower class, or a DistError.
+            TimeoutError: another rank does not come.
+        """
 
         def init() -> None:
             dist.init_process_group(
                 self.backend,
-                store=met.texts.of_torch,
-                rank=launch.rank,
-                world_size=launch.size,
-                timeout=timedelta(seconds=limit_s),
+                store=self._texts.of_torch,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=self._limit_s),
+                device_id=gpu,
             )
 
-        with _loopback(one_host=self._connection.one_host):
-            try:
-                in_time(limit_s + LAST_S, init)  # torch waits for a stopped store without limit
-            except (RuntimeError, TimeoutError) as error:  # DistError is a subclass of the former
-                raise self._not_met(error, prints=True) from error  # rank 0 may be the lost one
+        in_time(self._limit_s + LAST_S, init)  # torch and NCCL wait for a stopped rank for ever
+        self._joined = True
 
     def _device(self) -> torch.device:
         return torch.device("cpu")
@@ -172,7 +180,7 @@ class _ProcessGroup:
         """Collective: leave the group; the barrier keeps rank 0's store open until then."""
         if self._used:
             self.barrier()
-        dist.destroy_process_group()
+        self._leave_group()
         self._connection.finish()
 
     def abort(self, code: int, reason: str = "") -> NoReturn:
@@ -202,8 +210,12 @@ class _ProcessGroup:
         if self.rank == 0 and word.reason and word.code != LOST_CODE:
             # The store may end with this rank, and the others would not learn the code.  Without
             # its group they see that it has left, and ask.
-            dist.destroy_process_group()
+            self._leave_group()
             self._texts.wait([f"{ABORTED}/{rank}" for rank in range(1, self.size)])
+
+    def _leave_group(self) -> None:
+        if self._joined:
+            dist.destroy_process_group()
 
     def _read_word(self) -> LastWord | None:
         if not self._texts.check([ABORTED]):
@@ -236,7 +248,7 @@ class _ProcessGroup:
 
 def _cause(error: Exception) -> str:
     """The first line of an error of torch, with the line in which NCCL names the cause."""
-    text = str(error)
+    text = str(error) or type(error).__name__  # a TimeoutError says nothing
     found = NCCL_CAUSE.search(text)
     return text.split("\n")[0] + (f": {found[1].strip()}" if found else "")
 
@@ -259,9 +271,20 @@ class Gloo(_ProcessGroup):
 
     backend = "gloo"
 
+    def __init__(self, launch: Launch, timeout_s: float, run: Path) -> None:
+        super().__init__(launch, timeout_s, run)
+        with _loopback(one_host=self._connection.one_host):
+            try:
+                self._join()
+            except (RuntimeError, TimeoutError) as error:
+                raise self._not_met(error, prints=True) from error  # rank 0 may be the lost one
+
 
 class Nccl(_ProcessGroup):
     """Ranks with one GPU each; call ``torch.cuda.set_device`` before the first collective.
+
+    That makes NCCL's communicator, and fails where NCCL does not work.  Only ``allgather`` and
+    ``wait_for_ranks`` need no GPU: the ranks agree by them on which GPU each takes.
 
     Small host values are reduced on the GPU, too: the maximum waits for the GPU anyway, and a
     second group over Gloo would have to be configured on every cluster.
@@ -299,3 +322,24 @@ class Nccl(_ProcessGroup):
 
     def _device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
+
+    def _run(self, collective: Callable[[], object]) -> None:
+        if not self._joined:
+            self._make_communicator()
+        super()._run(collective)
+
+    def _make_communicator(self) -> None:
+        """Collective: join the group, with the communicator of the GPUs.
+
+        Without a GPU's name torch would make the communicator in the first collective, where NCCL
+        waits for a rank that does not come without limit.
+        """
+        try:
+            self._join(self._device())
+        except (RuntimeError, TimeoutError) as error:
+            raise RankError(
+                f"rank {self.rank} of {self.size}: nccl: the communicator of the GPUs cannot be "
+                f"made ({_cause(error)}); another rank has ended or hangs (comm.timeout_s), or "
+                "NCCL does not work between these GPUs: NCCL_DEBUG=INFO shows why, "
+                "comm.backend=gloo works without it"
+            ) from error
