@@ -42,6 +42,7 @@ with socket.socket(socket.AF_UNIX) as server:
         pass_on(number, None)
     code = int(told.readline())
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:  # which has no handler to be taken away
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)

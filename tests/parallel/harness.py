@@ -79,6 +79,7 @@ def play_all(
     *,
     stop: int = 0,
     mpi: bool = True,
+    under: Sequence[Path] = (),
 ) -> None:
     """Play the jobs in one launch, each into ``root/NAME``; resume those that are there already.
 
@@ -88,6 +89,7 @@ def play_all(
         ranks: how many.
         stop: after so many rounds a signal stops every one; 0: never.
         mpi: under mpirun if there are several ranks, else as torchrun starts them.
+        under: a script that runs another one.
     """
     plan = []
     for name, job in jobs.items():
@@ -97,12 +99,19 @@ def play_all(
         plan.append(
             {**(again if out.exists() else {"job": str(file)}), "out": str(out), "stop": stop}
         )
-    launch(root, plan, ranks, mpi=mpi)
+    launch(root, plan, ranks, mpi=mpi, under=under)
 
 
-def launch(root: Path, plan: Sequence[Mapping[str, Any]], ranks: int, *, mpi: bool = True) -> None:
+def launch(
+    root: Path,
+    plan: Sequence[Mapping[str, Any]],
+    ranks: int,
+    *,
+    mpi: bool = True,
+    under: Sequence[Path] = (),
+) -> None:
     """Play a plan of ``runs.py``, which is written to ``root``, in one launch."""
     (root / "plan.json").write_text(json.dumps(plan))
     start = mpirun if mpi and ranks > 1 else forked.python
-    done = start(ranks, Path(__file__).with_name("runs.py"), root / "plan.json")
+    done = start(ranks, *under, Path(__file__).with_name("runs.py"), root / "plan.json")
     assert done.returncode == 0, done.stderr
