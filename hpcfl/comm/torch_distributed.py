@@ -56,10 +56,10 @@ class _ProcessGroup:
         self._limit_s = TIMEOUT_FACTOR * timeout_s
 
     def _join(self, gpu: torch.device | None = None) -> None:
-        """Collective: make torch's process group; with a GPU also NCCL's communicator.
+        """Collective: make torch's process group, and for a GPU NCCL's communicator.
 
         Raises:
-            RuntimeError: it cannot be made; torch raises no narrower class, or a DistError.
+            RuntimeError: torch or NCCL fails; DistError is a subclass.
             TimeoutError: another rank does not come.
         """
 
@@ -331,8 +331,11 @@ class Nccl(_ProcessGroup):
     def _make_communicator(self) -> None:
         """Collective: join the group, with the communicator of the GPUs.
 
-        Without a GPU's name torch would make the communicator in the first collective, where NCCL
-        waits for a rank that does not come without limit.
+        If it did not know the GPU, torch would make the communicator in the first collective, where
+        nothing limits how long NCCL waits for a rank.
+
+        Raises:
+            RankError: NCCL fails, or another rank does not come.
         """
         try:
             self._join(self._device())
