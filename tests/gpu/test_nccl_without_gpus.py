@@ -1,5 +1,6 @@
 """Two ranks of NCCL, played by ``nccl_stand_in.py``: their bits, and the loss of one of them."""
 
+import re
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -50,11 +51,12 @@ def test_nccl_does_not_work(tmp_path):
     done = python(2, STAND_IN, HPCFL, "run", job, "--out", tmp_path / "run", env=error)
     assert done.returncode == 1, done.stderr
     lines = done.stderr.splitlines()
-    assert len(lines) == 2
-    for rank, line in enumerate(sorted(lines)):
-        assert line.startswith(
-            f"[rank {rank} of 2] RankError: rank {rank} of 2: nccl: the communicator of the GPUs "
-            "cannot be made (NCCL error in: "
+    assert lines  # of one rank, or of both: the end of the first may end the other
+    for line in lines:
+        assert re.match(
+            r"\[rank (.) of 2\] RankError: rank \1 of 2: nccl: the communicator of the GPUs cannot "
+            r"be made \(NCCL error in: ",
+            line,
         )
         assert line.endswith("NCCL_DEBUG=INFO shows why, comm.backend=gloo works without it")
     assert not (tmp_path / "run").exists()
