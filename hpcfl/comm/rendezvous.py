@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from hpcfl.comm import secret
-from hpcfl.comm.in_time import in_time
+from hpcfl.comm.in_time import LAST_S, in_time
 from hpcfl.comm.launcher import Launch
 from hpcfl.comm.load_mpi import load_mpi
 from hpcfl.comm.solo import end_process
@@ -207,7 +207,9 @@ def _reach(host: str, port: int, launch: Launch, timeout_s: float) -> TCPStore:
 
     try:
         _wait_until_it_listens(host, port, deadline)
-        return in_time(timeout_s, connect)  # a stopped process is connected to, but does not answer
+        # A stopped process is connected to, but does not answer.  Where torch sees the end of its
+        # time itself, it comes first: a thread that is still in it when Python ends would abort.
+        return in_time(timeout_s + LAST_S, connect)
     except (DistError, OSError) as error:
         raise _failed(f"reach, within {timeout_s:g} s,", host, port, launch) from error
 
