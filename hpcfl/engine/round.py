@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hpcfl.algorithms.facts import Cohort
 from hpcfl.clients.assignment import NOBODY, Assignment
@@ -17,7 +18,7 @@ from hpcfl.clients.task import ClientTask
 from hpcfl.engine.choice import Chosen, choose
 from hpcfl.engine.dry_round import Traffic
 from hpcfl.engine.full_gradients import LocalValues, take_full_gradients
-from hpcfl.engine.hook_rules import require_form
+from hpcfl.engine.hook_rules import broken, require_form
 from hpcfl.engine.requests import RoundRequests
 from hpcfl.engine.run import Run
 from hpcfl.errors import DivergedError
@@ -31,8 +32,10 @@ def run_round(
 
     Raises:
         DivergedError: an upload or the server is not finite.
+        BrokenRuleError: a hook changed the server in place.
     """
     algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
+    versions = _versions(server)
     participation, assignment, upcoming, chosen = _participation(run, server, t)
     members, steps, wait = participation
     size = len(members)
@@ -49,7 +52,8 @@ def run_round(
         maxima = run.comm.allreduce_max(local_values())
         timer.record_wait(RoundRequests.metrics(maxima))
         if algorithm.updates_without_clients:
-            server = _updated(run, server, run.schema.zero_mean(server.x), cohort)
+            zero = run.schema.zero_mean(server.x)
+            server = _updated(run, server, versions, zero, cohort)
         return server, record, RoundRequests.of(maxima)
     mine = assignment.trained
     passes = 1 + (algorithm.full_gradient != "none")  # over the examples of a client
@@ -64,7 +68,7 @@ def run_round(
     record["down_bytes"] += size * algorithm.down_bytes(message)
     states = training.states.load(assignment, upcoming)
     timer.mark("read")
-    # The old states are let go here: together with the new ones they may not fit.
+    # The old states are let go before the store copies the new ones: all may not fit.
     uploads, states, local_models = _train(run, message, tasks, states, t)
     training.clients.make_ahead(upcoming.trained, t + 1)
     timer.mark("compute")
@@ -85,7 +89,7 @@ def run_round(
     timer.mark("write")
     upload, loss = run.schema.split_loss(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
-    after = _updated(run, server, upload, cohort)
+    after = _updated(run, server, versions, upload, cohort)
     record |= run.observer.observe(cohort, message, after.x, tasks, local_models)
     return after, record, RoundRequests.of(maxima)
 
@@ -130,18 +134,39 @@ def _participation(
     return chosen.participation, assignment, NOBODY, chosen
 
 
-def _updated(run: Run, server: Any, mean: Any, cohort: Cohort) -> Any:
+def _updated(run: Run, server: Any, versions: Sequence[int], mean: Any, cohort: Cohort) -> Any:
     """The server after a round with this mean upload; the same on every rank.
+
+    Args:
+        run: the run.
+        server: before.
+        versions: of the server's tensors at the beginning of the round.
+        mean: of the uploads.
+        cohort: of the round.
 
     Raises:
         DivergedError: it is not finite.
+        BrokenRuleError: a hook changed the server in place.
     """
     algorithm, seed, t = run.algorithm, run.training.clients.seed, cohort.round
     cohort = cohort._replace(draws=drawn(algorithm.server_draws, server.x, seed, t))
     after = algorithm.update(server, mean, cohort)
     require_form(algorithm, "update", "a server", after, "before", server)
+    if _versions(server) != versions:
+        # A checkpoint may be being written from its memory, and the best model may be its x.
+        raise broken(
+            algorithm,
+            "update",
+            f"or another hook has changed the server or the message in place in round {t + 1}; "
+            "make a new tensor (x = x + 1, not x += 1)",
+        )
     _require_finite(after, t + 1)
     return after
+
+
+def _versions(server: Any) -> list[int]:
+    """How often each tensor of the server was changed in place."""
+    return [leaf._version for leaf in tree_leaves(server) if isinstance(leaf, Tensor)]
 
 
 def _require_finite(server: Any, round: int) -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from hpcfl import read_runs
+from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.checkpoint import writer
 from hpcfl.clients import client_pool
 from hpcfl.engine import loop
-from hpcfl.errors import ClientError, DivergedError, Stopped
+from hpcfl.errors import ClientError, DivergedError, HookError, Stopped
 from hpcfl.io.signals import STOP
 from hpcfl.job.load import load
 from hpcfl.local.sequential import Sequential
@@ -348,3 +349,28 @@ def test_states_that_were_read_are_let_go_before_the_new_ones_come(tmp_path, mon
     play(tmp_path, job(tmp_path, cohort=cohort, rounds=3, executor=executor))
     (shelf,) = shelves
     assert len(shelf._blocks) == 6
+
+
+class ChangesLate(FedAvg):
+    """Breaks the rule in a round that no trial plays."""
+
+    where = "update"
+
+    def update(self, server, mean, cohort):
+        if self.where == "update" and cohort.round == 2:
+            server.x.add_(100.0)
+        return super().update(server, mean, cohort)
+
+    def broadcast(self, server, cohort):
+        if self.where == "broadcast" and cohort.round == 2:
+            server.x.add_(100.0)
+        return super().broadcast(server, cohort)
+
+
+@pytest.mark.parametrize("where", ["update", "broadcast"])
+def test_a_server_that_is_changed_in_place_is_refused(where, tmp_path, monkeypatch):
+    """Its checkpoint may be being written, and the best model may be its x."""
+    monkeypatch.setattr(ChangesLate, "where", where)
+    own = {"name": f"{__name__}.ChangesLate"}
+    with pytest.raises(HookError, match="in place in round 3; make a new tensor"):
+        play(tmp_path, job(tmp_path, algorithm=own, rounds=4))
