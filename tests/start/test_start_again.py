@@ -182,6 +182,13 @@ def test_a_run_that_an_earlier_version_began_keeps_blocks_of_32(
     assert sizes[5:] == [17]
 
 
+def test_a_block_size_that_no_start_settles_is_of_another_job(go, tmp_path, refused, job):
+    run = tmp_path / "run"
+    assert go("executor=block", "block_size=2", "cohort.size=3").code == 0
+    line = refused("run", job, "--out", run, "--continue", "executor=block", "cohort.size=3")
+    assert "block_size is 2 there, null here" in line
+
+
 def test_free_keys_may_be_changed(go, job, tmp_path, hpcfl):
     run = tmp_path / "run"
     assert go().code == 0

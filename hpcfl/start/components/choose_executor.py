@@ -36,8 +36,9 @@ class Bounds(NamedTuple):
     most_parameters: int
 
 
-BOUNDS = {False: Bounds(15, 30_000), True: Bounds(20, 5_000)}
-"""For a model whose gradients autograd computes, and for a ``DenseChain``, one of which is fast."""
+THROUGH_AUTOGRAD = Bounds(15, 30_000)
+OF_CHAIN = Bounds(20, 5_000)  # where ``DenseChain`` computes one client's gradient
+LEAST_EQUAL_SIZE = MAX_BLOCK_SIZE // 2 + 1  # of ``equal_size``
 MANY_CLIENTS = ("block", "triton", "lanes")  # executors that pad batches
 
 
@@ -62,8 +63,9 @@ def choose_executor(
     if begun_run is not None:
         begun = load_run(begun_run).job
         name = begun.executor if auto else asked.executor
-        # Another size may be refused as another job.
-        size = (size or begun.block_size) if name in MANY_CLIENTS else None
+        if size is None and begun.block_size == equal_size(components):
+            size = begun.block_size  # which the start settled; another one is of another job
+        size = size if name in MANY_CLIENTS else None
         return with_executor(components, name, size), [_line(name)] * auto
     if not auto:
         return with_equal_blocks(components), []
@@ -83,14 +85,22 @@ def choose_executor(
 
 
 def with_equal_blocks(components: Components) -> Components:
-    """Set ``block_size`` where a cohort takes several blocks and the job has none.
+    """Set ``block_size`` where a cohort takes several blocks and the job has none."""
+    job = components.job
+    if job.executor not in MANY_CLIENTS or job.block_size:
+        return components
+    return with_executor(components, job.executor, equal_size(components))
+
+
+def equal_size(components: Components) -> int | None:
+    """The clients of each of a cohort's equal blocks; None where one block has them all.
 
     Of 50 clients two blocks of 25: of 32 they would be 64 places, all of which are computed.
     """
-    job, cohort = components.job, components.population.cohort_size
-    if job.executor not in MANY_CLIENTS or job.block_size or cohort <= MAX_BLOCK_SIZE:
-        return components
-    return with_executor(components, job.executor, ceil(cohort / ceil(cohort / MAX_BLOCK_SIZE)))
+    cohort = components.population.cohort_size
+    if cohort <= MAX_BLOCK_SIZE:
+        return None
+    return ceil(cohort / ceil(cohort / MAX_BLOCK_SIZE))
 
 
 def rule(
@@ -121,7 +131,7 @@ def rule(
         return (), "on a CPU, with recurrent layers"
     if not all(isinstance(layer, nn.Linear) for layer in layers):
         return (), "on a CPU, with layers that are not dense"
-    bounds = BOUNDS[is_chain]
+    bounds = OF_CHAIN if is_chain else THROUGH_AUTOGRAD
     if model.x0.numel() > bounds.most_parameters:
         return (), f"on a CPU, with more than {bounds.most_parameters} parameters"
     if at_once < bounds.least_clients:

@@ -30,6 +30,7 @@ from hpcfl.runs.log import LogReader
 from hpcfl.runs.manifest import committed
 from hpcfl.runs.record import read_record
 from hpcfl.runs.sweep_log import PlaceInSweep
+from hpcfl.start.components.choose_executor import LEAST_EQUAL_SIZE
 from hpcfl.start.load_run import load_run
 from hpcfl.tools.sweep.grid import Point, Sweep
 
@@ -149,8 +150,8 @@ def _settings(point: Point, folder: RunDir) -> tuple[dict[str, Any], dict[str, A
     # A run has settled these before round 1, too.
     if point.loaded.job.executor == "auto":
         now |= {key: before[key] for key in ("executor", "block_size")}
-    elif now["block_size"] is None:
-        now["block_size"] = before["block_size"]
+    elif now["block_size"] is None and (before["block_size"] or 0) >= LEAST_EQUAL_SIZE:
+        now["block_size"] = before["block_size"]  # or of another job: the start compares
     return before, now
 
 
