@@ -15,8 +15,8 @@ WARMUP_CALLS = 3  # before a capture: libraries choose kernels and allocate buff
 class CudaGraphStep:
     """Computes a function of trees of CUDA tensors of fixed shapes, as a CUDA graph.
 
-    The next call overwrites the outputs of this one, and may take them as its inputs.  What the
-    function changes in place are copies of its inputs, and perhaps its outputs.
+    The next call overwrites the outputs of this one, and may take them as its inputs.  An input
+    that the function changes in place is the graph's own copy, and may be returned as an output.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

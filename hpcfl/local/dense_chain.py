@@ -39,7 +39,8 @@ class DenseChain:
             if _has_hooks(layer) or type(layer) not in _CHAINED:
                 return None
             if isinstance(layer, nn.Linear):
-                if after_dense:
+                # Of a column of width 1 autograd computes another product, with other last bits.
+                if after_dense or (biases and layer.in_features == 1):
                     return None
                 own += layer.parameters()
                 biases.append(layer.bias is not None)

@@ -14,7 +14,10 @@ from hpcfl.models.losses import LOSSES
 from hpcfl.types import Batch
 
 CROSS_ENTROPY = LOSSES["cross_entropy"]
-SIZES = ((64, 10), (784, 62), (784, 200, 200, 62), (5, 1), (1, 3), (3, 1, 2), (2000, 7, 33))
+SIZES = (
+    *((64, 10), (784, 62), (784, 200, 200, 62)),
+    *((5, 1), (1, 3), (3, 1, 2), (5, 1, 62), (2000, 7, 33)),
+)
 
 
 def chain(sizes, bias=True):
@@ -105,6 +108,7 @@ class Backwards(nn.Sequential):
         nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ReLU(), nn.Linear(4, 4)),
         nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)),
         nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 4)),
+        chain((4, 1, 4)),
         nn.Sequential(nn.Flatten(0), nn.Linear(4, 4)),
         nn.Sequential(nn.ReLU()),
     ],
