@@ -27,7 +27,7 @@ from hpcfl.comm.failure import group
 from hpcfl.comm.fast import FastReduction
 from hpcfl.comm.reduction import Reduction
 from hpcfl.errors import JobError
-from hpcfl.start.device import keep_freed_memory
+from hpcfl.start.device import keep_freed_memory, share_one_heap
 from round import built_in_jobs
 from timed_rounds import TimedRounds, build_timed_run
 
@@ -63,6 +63,7 @@ def bench_reduce(sizes: Sequence[int] | None, backend: str, turns: int) -> Resul
                 "reduce: found 1 rank, expected 2 or more: a single rank has no all-reduce; "
                 "say mpirun -n 2 python benchmarks/reduce.py"
             )
+        share_one_heap()
         keep_freed_memory()
         torch.set_num_threads(1)
         return measure(comm, sizes or SIZES, turns)

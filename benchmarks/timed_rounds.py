@@ -18,7 +18,7 @@ from hpcfl.runs.log import RunLog
 from hpcfl.start.build_run import build_run
 from hpcfl.start.components.build import build_components
 from hpcfl.start.components.components import Components
-from hpcfl.start.device import device_of, gpu_rank
+from hpcfl.start.device import device_of, gpu_rank, keep_freed_memory
 from hpcfl.types import Record, Vector
 
 Clock = Callable[[], float]
@@ -112,4 +112,5 @@ def build_timed_run(
     mine = [client for client, rank in enumerate(owner) if rank == comm.rank]
     store = stack.enter_context(closing(components.store(folder, comm.rank, "bench", mine)))
     run = build_run(components, comm, owner, store, components.gradient(), hooks, Signals())
+    keep_freed_memory()  # as the rounds of a run
     return TimedRun(components, run, hooks)
