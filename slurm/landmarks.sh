@@ -10,7 +10,7 @@
 #   stores       77.7 GB for fedhbm (19.3 MB a client), 19.8 GB a rank; the same on the node's disk
 #                during the run, besides 4 GB of images.  fedavg has none
 #   checkpoints  19.4 MB each, 3 at most at a time
-#   memory       4.5 GB a rank or more besides images: 3 GB are CUDA's
+#   memory       4.6 GB a rank or more besides images: 3 GB are CUDA's
 #   GPU memory   5.9 GB a rank: 5.0 GB are activations of batches of 64 at 224x224, measured on a
 #                CPU in float32
 #   hours        2.9 on 4 GPUs, 6.2 on one: not measured, but of the speeds that

@@ -10,7 +10,7 @@
 #                the same on the node's disk during the run, besides 6.7 GB of sentences.  Half with
 #                store.dtype=bfloat16; fedavg has none
 #   checkpoints  17.3 MB each, 3 at most at a time
-#   memory       4.7 GB a rank or more besides sentences: 3 GB are CUDA's
+#   memory       4.8 GB a rank or more besides sentences: 3 GB are CUDA's
 #   GPU memory   under 1 GB a rank
 #   hours        0.76 on 4 GPUs, 2.1 on one: not measured, but of the speeds that
 #                benchmarks/scale.py of a checkout assumes

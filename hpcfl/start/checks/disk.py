@@ -209,7 +209,7 @@ def store_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
 
 def state_bytes(components: Components, usage: ScheduleUsage) -> IntArray:
     """[ranks], bytes of memory of the states that the clients have at the end, at most."""
-    pinned = components.job.device == "cuda"
+    pinned = "cuda" in (components.job.device, components.device.type)
     own, shared = (
         footprint(part, pinned=pinned) if part.fields else 0 for part in _parts(components)
     )

@@ -32,8 +32,8 @@ class RankMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All parts together."""
-        return self.data + self.server + self.uploads + self.sum + self.states
+        """The sum of all parts."""
+        return sum(self)
 
 
 def rank_memory(components: Components, usage: ScheduleUsage) -> list[RankMemory]:
@@ -64,7 +64,7 @@ def check_memory(components: Components, usage: ScheduleUsage) -> None:
     parts = {
         "cohort": needed.uploads,
         "store.cache_gib": needed.states,
-        _server_key(components): needed.server,
+        _server_key(components): needed.server + needed.sum,
     }
     what = "a rank, for the server, the uploads of its clients, their sum and their states,"
     refuse_large_job(max(parts, key=lambda key: parts[key]), what, needed.total)
