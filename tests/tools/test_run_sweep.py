@@ -270,6 +270,7 @@ def test_a_run_that_chose_its_executor_is_the_sweeps(
     file, job, tmp_path, hpcfl, monkeypatch, executor
 ):
     monkeypatch.setattr(choose_executor, "MAX_BLOCK_SIZE", 1)
+    monkeypatch.setattr("hpcfl.tools.sweep.pending.LEAST_EQUAL_SIZE", 1)
     root = tmp_path / "out"
     job.write_text(job.read_text() + f"executor: {executor}\n")
     run = ("run", job, "algorithm={name: fedavg}", "seed=0", "--out", root / "avg-seed0")
