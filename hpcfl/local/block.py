@@ -76,12 +76,7 @@ class Block(Executor):
         self._reductions = VmapReductions if gradients.on_gpu else nullcontext
 
     def _train(
-        self,
-        message: Any,
-        tasks: Sequence[ClientTask],
-        states: Sequence[Any],
-        *,
-        local_models: bool,
+        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
     ) -> list[ClientResult]:
         """Train at most K clients.
 
@@ -90,7 +85,7 @@ class Block(Executor):
                 names the first client of the block and lists the others.
         """
         try:
-            return self._train_block(message, tasks, states, local_models=local_models)
+            return self._train_block(message, tasks, states)
         except HpcflError:
             raise
         except Exception as e:
@@ -99,12 +94,7 @@ class Block(Executor):
             raise ClientError(tasks[0].client_id, tasks[0].round + 1, None, stage) from e
 
     def _train_block(
-        self,
-        message: Any,
-        tasks: Sequence[ClientTask],
-        states: Sequence[Any],
-        *,
-        local_models: bool,
+        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
     ) -> list[ClientResult]:
         """The local rounds of at most K clients."""
         device = message.x.device
@@ -136,10 +126,7 @@ class Block(Executor):
             # The state is cloned: a view would keep the states of all K clients in memory for as
             # long as the store keeps one of them.
             ClientResult(
-                _slot(uploads, k),
-                tree_map(torch.clone, _slot(after, k)),
-                losses[k],
-                carry.y[k] if local_models else None,
+                _slot(uploads, k), tree_map(torch.clone, _slot(after, k)), losses[k], carry.y[k]
             )
             for k in range(len(tasks))
         ]

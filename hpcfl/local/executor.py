@@ -86,22 +86,21 @@ class Executor(ABC):
         results: list[ClientResult] = []
         for k in range(0, len(tasks), self._size):
             some = slice(k, k + self._size)
-            trained = self._train(message, tasks[some], states[some], local_models=local_models)
-            for result in trained:
-                state = self._with_received(result.state, message.x)
-                results.append(result._replace(state=state))
+            # No name stays for a result: it holds its client's last local model.
+            results += [
+                result._replace(
+                    state=self._with_received(result.state, message.x),
+                    local_model=result.local_model if local_models else None,
+                )
+                for result in self._train(message, tasks[some], states[some])
+            ]
         return results
 
     @abstractmethod
     def _train(
-        self,
-        message: Any,
-        tasks: Sequence[ClientTask],
-        states: Sequence[Any],
-        *,
-        local_models: bool,
+        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
     ) -> list[ClientResult]:
-        """Train at most K clients."""
+        """Train at most K clients; the results have their local models."""
 
     def _begin(self, message: Any, state: Any, client: Client) -> Carry:
         """What a client carries into its first step."""
@@ -141,12 +140,7 @@ class ClientByClient(Executor):
     """Calls the hooks before and after the local steps for one client after the other."""
 
     def _train(
-        self,
-        message: Any,
-        tasks: Sequence[ClientTask],
-        states: Sequence[Any],
-        *,
-        local_models: bool,
+        self, message: Any, tasks: Sequence[ClientTask], states: Sequence[Any]
     ) -> list[ClientResult]:
         carries = []
         for task, state in zip(tasks, states, strict=True):
@@ -158,8 +152,7 @@ class ClientByClient(Executor):
             with client_errors(task, "finish"):
                 client = task.client._replace(draws=self._draws(message, task))
                 upload, after = self._finish(message, state, client, carry)
-            y = carry.y if local_models else None
-            results.append(ClientResult(upload, after, loss, y))
+            results.append(ClientResult(upload, after, loss, carry.y))
         return results
 
     @abstractmethod
