@@ -21,6 +21,7 @@ from hpcfl.comm.launcher import Launch
 from hpcfl.comm.solo import end_process
 from hpcfl.comm.staging import StagedExchange
 from hpcfl.errors import INTERRUPTED, RankError
+from hpcfl.io.signals import interrupt_ends
 
 # MPI cannot start again once it has ended, and a script may run several jobs.  So the first call of
 # ``start`` starts it, and it ends with the interpreter (``_end_with_process``).  Ended by mpi4py, a
@@ -222,7 +223,9 @@ def start(launch: Launch, backend: str) -> MPI.Intracomm:
     if MPI.Is_finalized():
         raise RankError("MPI has ended in this process and cannot start again; use a new process")
     if not MPI.Is_initialized():
-        with warnings.catch_warnings():  # about another MPI's launcher, which is an error below
+        # It waits for all ranks, and one may have ended by the same Ctrl-C before it came.
+        with interrupt_ends(), warnings.catch_warnings():
+            # About another MPI's launcher, which is an error below.
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread(MPI.THREAD_FUNNELED)  # only the main thread calls MPI
     world = MPI.COMM_WORLD

@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -147,6 +148,22 @@ def raise_on_interrupt() -> None:
     """
     if _Command.runs:
         signal.signal(signal.SIGINT, _raise)
+
+
+@contextmanager
+def interrupt_ends() -> Iterator[None]:
+    """In the ``hpcfl`` command, let the system end the process on Ctrl-C inside the block.
+
+    For a library's call that may wait for ever: Python's handler runs after it has returned.
+    """
+    if not _Command.runs:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def set_resumable(run: Path | None) -> None:

@@ -1,5 +1,6 @@
 """Ctrl-C: never a traceback; exit code 75 where a checkpoint can be resumed, else 130."""
 
+import os
 import subprocess
 import sys
 
@@ -10,12 +11,35 @@ from hpcfl.runs.manifest import committed
 from tests.forked import finish
 from tests.long_form import long_form
 from tests.parallel.background import changed, finish_mpi, write
-from tests.parallel.harness import environment
+from tests.parallel.harness import environment, find_mpirun
 
 LOAD = "hpcfl.data.sources.digits:Digits.load"
 COMMIT = "hpcfl.checkpoint.writer:PendingCheckpoint.commit"
 ROUND = "hpcfl.engine.loop:run_round"
 LATER = ("yaml", "hpcfl.engine.loop", "h5py")  # imported after hpcfl.cli.main
+
+IN_MPI = """
+import os, signal, time
+from pathlib import Path
+
+note = Path(os.environ["HPCFL_TEST_NOTE"])
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+    while not note.exists():
+        time.sleep(0.01)
+    os.kill(int(note.read_text()), signal.SIGINT)
+    os._exit(130)
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+init = MPI.Init_thread
+
+def noted(level):
+    note.with_suffix(".new").write_text(str(os.getpid()))
+    note.with_suffix(".new").rename(note)
+    return init(level)
+
+MPI.Init_thread = noted
+"""
 
 
 @pytest.fixture
@@ -114,6 +138,22 @@ def test_on_two_ranks(job, tmp_path, at, send, codes):
     assert bool(committed(tmp_path / "run" / "checkpoints")) == stands
     if stands:
         assert finish(2, "resume", tmp_path / "run").returncode == 0
+
+
+def test_while_a_rank_waits_in_mpi_for_one_that_has_ended(job, tmp_path):
+    """It waits in C for ever, where no handler of Python can run."""
+    (folder := tmp_path / "path").mkdir()
+    (folder / "sitecustomize.py").write_text(IN_MPI)
+    env = environment(HPCFL_TEST_NOTE=str(tmp_path / "note"))
+    env["PYTHONPATH"] = f"{folder}{os.pathsep}{env['PYTHONPATH']}"
+    command = [find_mpirun(), "-n", "2", sys.executable, "-m", "hpcfl", "run", job]
+    done = subprocess.run(
+        [*command, "--out", tmp_path / "run"],
+        env=env, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
