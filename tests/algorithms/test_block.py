@@ -160,9 +160,16 @@ def test_a_cohort_is_divided_into_equal_blocks(tmp_path, cohort, asked, size):
         executor="block",
         block_size=asked,
     )
-    assert choose_executor.with_equal_blocks(parts(tmp_path, job)).job.block_size == size
+    assert choose_executor.with_equal_blocks(parts(tmp_path, job))[0].job.block_size == size
     alone = parts(tmp_path, {**job, "executor": "sequential", "block_size": None})
-    assert choose_executor.with_equal_blocks(alone) is alone
+    assert choose_executor.with_equal_blocks(alone)[0] is alone
+
+
+def test_auto_looks_at_the_blocks_that_it_would_make(tmp_path):
+    """Of 33 clients two blocks, of 17 at most: too few."""
+    job = {**AUTO_JOB, "rounds": 1, "cohort": {"kind": "uniform", "size": 33}}
+    run = play(tmp_path, tree(tmp_path, softmax_problem(sizes=33 * [2]), {"name": "fedavg"}, **job))
+    assert load(run.directory / "job.yaml").job.executor == "sequential"
 
 
 CONVOLUTION = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(10, 10))

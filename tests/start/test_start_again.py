@@ -150,7 +150,9 @@ OF_33 = (
 def test_a_run_keeps_its_equal_blocks(go, tmp_path, sizes, hpcfl, asked, monkeypatch):
     run, words = tmp_path / "run", (*OF_33, asked)
     monkeypatch.setattr(choose_executor, "rule", lambda *_, **__: (("block",), "a reason"))
-    assert go(*words).code == 0
+    done = go(*words)
+    assert done.code == 0
+    assert "block_size: 17 (a cohort of 33 in equal blocks)" in "".join([*done.out, *done.err])
     assert yaml.safe_load((run / "job.yaml").read_text())["block_size"] == 17
     forget_rounds(run)
     assert go(*words).code == 0
@@ -166,7 +168,7 @@ def test_a_run_that_an_earlier_version_began_keeps_blocks_of_32(
 ):
     run, words = tmp_path / "run", (*OF_33, "executor=block")
     with monkeypatch.context() as earlier:
-        earlier.setattr(choose_executor, "with_equal_blocks", lambda components: components)
+        earlier.setattr(choose_executor, "with_equal_blocks", lambda components: (components, []))
         assert go(*words).code == 0
     assert yaml.safe_load((run / "job.yaml").read_text())["block_size"] is None
     forget_rounds(run)

@@ -68,8 +68,9 @@ def choose_executor(
         size = size if name in MANY_CLIENTS else None
         return with_executor(components, name, size), [_line(name)] * auto
     if not auto:
-        return with_equal_blocks(components), []
-    at_once, is_chain = clients_at_once(components), components.gradient().chain is not None
+        return with_equal_blocks(components)
+    at_once = size or equal_size(components) or clients_at_once(components)
+    is_chain = components.gradient().chain is not None
     names, why = rule(components.model, asked.precision, at_once, is_chain=is_chain)
     for name in names:
         many = with_executor(components, name, size)
@@ -80,16 +81,23 @@ def choose_executor(
                 raise
             why = str(e)
         else:
-            return with_equal_blocks(many), [_line(name, why)]
+            many, lines = with_equal_blocks(many)
+            return many, [_line(name, why), *lines]
     return with_executor(components, "sequential", None), [_line("sequential", why)]
 
 
-def with_equal_blocks(components: Components) -> Components:
-    """Set ``block_size`` where a cohort takes several blocks and the job has none."""
-    job = components.job
-    if job.executor not in MANY_CLIENTS or job.block_size:
-        return components
-    return with_executor(components, job.executor, equal_size(components))
+def with_equal_blocks(components: Components) -> tuple[Components, Sequence[str]]:
+    """Set ``block_size`` where a cohort takes several blocks and the job has none.
+
+    Returns:
+        The components, and a line for the user where it was set.
+    """
+    job, size = components.job, equal_size(components)
+    if job.executor not in MANY_CLIENTS or job.block_size or size is None:
+        return components, []
+    cohort = components.population.cohort_size
+    line = f"block_size: {size} (a cohort of {cohort} in equal blocks)"
+    return with_executor(components, job.executor, size), [line]
 
 
 def equal_size(components: Components) -> int | None:

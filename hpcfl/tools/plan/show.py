@@ -139,7 +139,7 @@ def _components(loaded: LoadedJob, sizes: Sizes | None) -> Components:
         ) from error
     parts = build_components(loaded, torch.device("cpu"), resumed=True, dataset=dataset)
     check_sizes(parts)
-    return with_equal_blocks(parts)
+    return with_equal_blocks(parts)[0]
 
 
 def _count(
