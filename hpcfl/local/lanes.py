@@ -276,7 +276,7 @@ class _Memory:
         return PaddedBatch(inputs, labels, counts, self._seeds[k] + self.taken[k])
 
     def client(self, k: int) -> tuple[Carry, Client]:
-        """Within the step of lane k: what its client carries, and what the hooks are told of it."""
+        """Within the step of lane k: what its client carries, and the ``Client`` for the hooks."""
         carry, tensors = self._slots[k]
         numbers = dict(zip(NUMBERS, self._numbers[k], strict=True))
         numbers["step"] = self.taken[k].to(torch.float64)

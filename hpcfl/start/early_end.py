@@ -19,5 +19,8 @@ class EarlyEnd(NamedTuple):
 
 
 def ending_settings(loaded: LoadedJob) -> str:
-    """A hash of ``stop`` and ``callbacks``: a run that ended early goes on if it changes."""
+    """A hash of ``stop`` and ``callbacks``, which a run that ended early keeps.
+
+    If it has changed at a resume, the run continues.
+    """
     return ending_fingerprint(flatten(loaded.tree))

@@ -31,9 +31,9 @@ class StartRequest:
 
     @property
     def begun_run(self) -> RunDir:
-        """The folder of the run that this start goes on with, if there is one yet.
+        """The folder whose run this start continues; it may still be empty.
 
-        A branch is a run of its own; a copy without other settings is not.
+        A branch is a run of its own; a copy without other settings continues its source.
         """
         if self.resume is None or self.resume.parent is not None:
             return self.folder

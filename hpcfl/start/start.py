@@ -151,7 +151,7 @@ def serve(request: StartRequest, comm: WatchedComm) -> Result:
     ):
         request, ranks = agree(request, comm)
         callbacks = fetch_files(request, comm)
-        # The session alone holds the components: it lets go of what no round needs.
+        # No name here for the components: the session frees those that no round needs.
         session = RankSession(*build(request, ranks, comm), folder, comm, callbacks)
         with closing(session):
             point = begin(session, request)
