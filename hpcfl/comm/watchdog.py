@@ -66,7 +66,7 @@ class Watchdog:
         files.open(self.progress)
         self._files = files
 
-    def claim_report(self, line: str, code: int) -> bool:
+    def claim_report(self, line: str, code: int | None) -> bool:
         """Whether this rank shall print ``line``, see ``Heartbeats.claim_report``."""
         files, self._reports = self._files, True
         if files:
@@ -99,7 +99,7 @@ class Watchdog:
             if not self._files:
                 waited = 0
                 continue
-            if not self._reports and self._files.has_report():
+            if not self._reports and self._files.report_has_code():
                 self._end_after_report()
             if waited == self._patience - COMPARED_PERIODS:
                 before = self._files.read(self._size)

@@ -91,11 +91,12 @@ class WatchedComm:
 
         Args:
             code: of 1 to 255.
-            reason: one line for the report.  Where the library ends this rank alone, the watchdogs
-                of the others end them by it, with the same code.  "" makes no report.
+            reason: one line for the report, which `hpcfl status` shows.  Where the library ends
+                this rank alone, the watchdogs of the others end them by it, with the same code.
+                "" makes no report.
         """
-        if reason and not self._comm.aborts_all:
-            self._watchdog.claim_report(reason, code)
+        if reason:
+            self._watchdog.claim_report(reason, None if self._comm.aborts_all else code)
         self._comm.abort(code, reason)
 
     def _wait(self, collective: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -26,7 +26,7 @@ SIZE = 512  # bytes of every file, so that one write replaces the whole heartbea
 WATCHED_S = 7.0  # longer than a rank takes between two heartbeats
 POLL_S = 0.2
 _TRIES = 10  # to read a file that is being written, which happens every few seconds
-REPORT = "report"  # the file in which one rank reports why the run ends, and with which exit code
+REPORT = "report"  # the file in which one rank reports why the run ends
 LOST_CODE = 1  # the exit code where a rank was lost
 _SESSION = re.compile(r"[0-9a-f]{8}")  # the name of a session's folder
 _FILE = re.compile(rf"\d{{4,}}\.json|{REPORT}")  # and of the files in it
@@ -244,36 +244,46 @@ class Heartbeats:
         found = ((rank, read(self._path(rank))) for rank in range(size))
         return {rank: heartbeat for rank, heartbeat in found if heartbeat is not None}
 
-    def claim_report(self, line: str, code: int) -> bool:
-        """Write why the run ends, and with which exit code; False where another rank did so before.
+    def claim_report(self, line: str, code: int | None) -> bool:
+        """Write why the run ends; False where another rank did so before.
 
         Only the rank that gets True prints the line.  Creating a file is atomic, so of several
         ranks that notice a failure at once exactly one prints it.
+
+        Args:
+            line: the reason.
+            code: the exit code with which the watchdogs of the other ranks end them; None where
+                the library does, and the line is for ``hpcfl status`` alone.
         """
+        end = "" if code is None else f"exit code {code}\n"
         try:
             with (self.folder / REPORT).open("x", encoding="utf-8") as file:
-                file.write(f"{line}\nexit code {code}\n")
+                file.write(f"{line}\n{end}")
         except FileExistsError:
             return False
         except OSError:  # better printed by two ranks than by none
             return True
         return True
 
-    def has_report(self) -> bool:
-        """Whether a rank has reported why the run ends; no, where the folder cannot be read now."""
-        with suppress(OSError):
-            return (self.folder / REPORT).exists()
-        return False
+    def report_has_code(self) -> bool:
+        """Whether a rank has reported with which exit code the others end."""
+        return self._code_in_report() is not None
 
     def reported_code(self) -> int:
         """The exit code in the report; that of a lost rank where it cannot be read."""
         for _ in range(_TRIES):  # another rank may be writing it
-            with suppress(OSError):
-                report = regular.read(self.folder / REPORT).decode(errors="replace")
-                if found := _EXIT_CODE.search(report):
-                    return int(found[1])
+            if (code := self._code_in_report()) is not None:
+                return code
             time.sleep(POLL_S)
         return LOST_CODE
+
+    def _code_in_report(self) -> int | None:
+        """The exit code in the report; None where there is none, or it cannot be read now."""
+        with suppress(OSError):
+            report = regular.read(self.folder / REPORT).decode(errors="replace")
+            if found := _EXIT_CODE.search(report):
+                return int(found[1])
+        return None
 
     def close(self) -> None:
         """Remove this rank's file; the last rank to do so removes the folder, too."""

@@ -195,8 +195,8 @@ def _state(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield (
             "ended",
             one_line(read_report(folder.ranks))
-            or "without a message: it was killed, its node was lost, its disk was full, or another "
-            "rank than 0 failed; see what the run printed",
+            or "without a message: it was killed, its node was lost, or its disk was full; see "
+            "what the run printed",
         )
     elif run.outcome and state == run.outcome.ending and run.outcome.message:
         yield "ended", run.outcome.message

@@ -163,7 +163,7 @@ def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monk
 
     monkeypatch.setattr(files, "beat", fail)
     turns = count()
-    monkeypatch.setattr(files, "has_report", lambda: thrice.set() if next(turns) == 2 else None)
+    monkeypatch.setattr(files, "report_has_code", lambda: thrice.set() if next(turns) == 2 else None)
     dog = Watchdog(1, 2, 0.12)
     dog.watch_files(files)
     assert thrice.wait(60)
@@ -230,6 +230,18 @@ def test_a_rank_that_fails_alone_leaves_its_line_and_code(lost, tmp_path, error,
     assert lost._comm.ended == [code]
     assert read_report(tmp_path).startswith(said)
     assert Heartbeats(tmp_path, "session", 1).reported_code() == code
+
+
+def test_a_rank_of_a_library_that_ends_all_leaves_its_line(lost, tmp_path, monkeypatch):
+    """For `hpcfl status` alone: under Slurm the others wait for the message that ends them."""
+    monkeypatch.setattr(Lost, "aborts_all", True)
+    lost.start_heartbeats(tmp_path, "session")
+    lost.size = 2
+    with pytest.raises(SystemExit), group(lost):
+        raise DiskError("x.h5: is full")
+    assert lost._comm.ended == [74]
+    assert read_report(tmp_path) == "[rank 0 of 2] DiskError: x.h5: is full"
+    assert not Heartbeats(tmp_path, "session", 1).report_has_code()
 
 
 def test_without_a_directory_every_rank_reports(lost):

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from hpcfl.io.heartbeat import read_report
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.manifest import committed
 from tests.forked import finish
@@ -80,6 +81,7 @@ def test_an_algorithm_raises(write_job, tmp_path, ranks, backend):
     assert "RuntimeError: the flux capacitor is empty" in told[0]
     if ranks > 1:
         assert f"of {ranks}]" in told[0]
+        assert read_report(tmp_path / "run/ranks") == told[0]
     assert outcome(tmp_path / "run").round == 2  # that of round 3 was on its way
 
 

@@ -113,7 +113,7 @@ def test_a_run_that_was_killed(job, tmp_path, hpcfl, monkeypatch):
     said = lines(hpcfl("status", run))
     assert said["run"].endswith("fedhbm, not running")
     assert said["ended"].startswith(
-        "without a message: it was killed, its node was lost, its disk was full, or another "
+        "without a message: it was killed, its node was lost, or its disk was full; see "
     )
     (session,) = (run / "ranks").iterdir()
     (session / "report").write_text("rank 1 of 2 is gone\n")  # as the rank that notices
