@@ -10,7 +10,6 @@ from hpcfl.engine.round import run_round
 from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
 from hpcfl.engine.statistics import evaluated_point
-from hpcfl.errors import DivergedError
 from hpcfl.io.signals import stopped
 from hpcfl.runs.score_names import OF_SERVER
 
@@ -33,16 +32,12 @@ def run_rounds(run: Run, server: Any, start: int) -> Any:
     for t in range(start, schedule.rounds):
         timer.mark("write")
         hooks.begin_round(t + 1)
-        try:
-            with round_errors(t + 1):
-                values = partial(local_values, run, saved)
-                server, record, agreed = run_round(run, server, t, values)
-                numbers = run.algorithm.round_numbers(server)
-            record |= {OF_SERVER + name: float(value) for name, value in numbers.items()}
-            timer.mark("update")
-        except DivergedError:
-            hooks.commit_checkpoint(t)  # of an earlier round, so that a resume can start there
-            raise
+        with round_errors(t + 1):
+            values = partial(local_values, run, saved)
+            server, record, agreed = run_round(run, server, t, values)
+            numbers = run.algorithm.round_numbers(server)
+        record |= {OF_SERVER + name: float(value) for name, value in numbers.items()}
+        timer.mark("update")
         done, x = t + 1, evaluated_point(run.algorithm, server)
         if schedule.evaluation_due(done):
             with round_errors(done):

@@ -35,7 +35,7 @@ def run_round(
         BrokenRuleError: a hook changed the server in place.
     """
     algorithm, schedule, training, timer = run.algorithm, run.schedule, run.training, run.timer
-    versions = _versions(server)
+    counts = change_counts(server)
     participation, assignment, upcoming, chosen = _participation(run, server, t)
     members, steps, wait = participation
     size = len(members)
@@ -53,7 +53,7 @@ def run_round(
         timer.record_wait(RoundRequests.metrics(maxima))
         if algorithm.updates_without_clients:
             zero = run.schema.zero_mean(server.x)
-            server = _updated(run, server, versions, zero, cohort)
+            server = _updated(run, server, counts, zero, cohort)
         return server, record, RoundRequests.of(maxima)
     mine = assignment.trained
     passes = 1 + (algorithm.full_gradient != "none")  # over the examples of a client
@@ -89,7 +89,7 @@ def run_round(
     timer.mark("write")
     upload, loss = run.schema.split_loss(mean)
     record |= {"train_loss": float(loss), "store_s": training.states.pop_elapsed_s()}
-    after = _updated(run, server, versions, upload, cohort)
+    after = _updated(run, server, counts, upload, cohort)
     record |= run.observer.observe(cohort, message, after.x, tasks, local_models)
     return after, record, RoundRequests.of(maxima)
 
@@ -134,13 +134,13 @@ def _participation(
     return chosen.participation, assignment, NOBODY, chosen
 
 
-def _updated(run: Run, server: Any, versions: Sequence[int], mean: Any, cohort: Cohort) -> Any:
+def _updated(run: Run, server: Any, counts: Sequence[int], mean: Any, cohort: Cohort) -> Any:
     """The server after a round with this mean upload; the same on every rank.
 
     Args:
         run: the run.
         server: before.
-        versions: of the server's tensors at the beginning of the round.
+        counts: ``change_counts`` of the server at the beginning of the round.
         mean: of the uploads.
         cohort: of the round.
 
@@ -152,7 +152,7 @@ def _updated(run: Run, server: Any, versions: Sequence[int], mean: Any, cohort: 
     cohort = cohort._replace(draws=drawn(algorithm.server_draws, server.x, seed, t))
     after = algorithm.update(server, mean, cohort)
     require_form(algorithm, "update", "a server", after, "before", server)
-    if _versions(server) != versions:
+    if change_counts(server) != counts:
         # A checkpoint may be being written from its memory, and the best model may be its x.
         raise broken(
             algorithm,
@@ -164,7 +164,7 @@ def _updated(run: Run, server: Any, versions: Sequence[int], mean: Any, cohort: 
     return after
 
 
-def _versions(server: Any) -> list[int]:
+def change_counts(server: Any) -> list[int]:
     """How often each tensor of the server was changed in place."""
     return [leaf._version for leaf in tree_leaves(server) if isinstance(leaf, Tensor)]
 

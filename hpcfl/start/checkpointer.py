@@ -11,11 +11,12 @@ from torch import Tensor
 from hpcfl.checkpoint.best import Best
 from hpcfl.checkpoint.format import fingerprint
 from hpcfl.checkpoint.writer import CheckpointContents, PendingCheckpoint, begin
-from hpcfl.comm.failure import raise_collectively
+from hpcfl.comm.failure import from_rank_0, raise_collectively
 from hpcfl.comm.watched import WatchedComm
 from hpcfl.data.fingerprints import Digests
+from hpcfl.engine.round import change_counts
 from hpcfl.engine.run import CheckpointState
-from hpcfl.errors import RankError
+from hpcfl.errors import HpcflError, RankError
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.manifest import delete_older
 from hpcfl.start.outputs import Outputs
@@ -47,6 +48,7 @@ class Checkpointer:
         self._segments: dict[str, set[str]] = {}  # that each kept checkpoint names, by its folder
         self._store: ClientStore | None = None
         self._pending: PendingCheckpoint | None = None
+        self._change_counts: list[int] = []  # of its server, when it was begun
         self._background = ThreadPoolExecutor(1, "checkpoint")
 
     @property
@@ -148,6 +150,7 @@ class Checkpointer:
             ended=ended,
             best=self.best.model,
         )
+        self._change_counts = change_counts(server)
         # Absolute, for the thread that writes the files.
         root, sync = self._folder.checkpoints.absolute(), self._outputs.sync
         self._pending = begin(root, contents, self.store, self._comm, self._background, sync)
@@ -177,6 +180,28 @@ class Checkpointer:
         self._segments = {at.name: known[at.name] for at in done.kept if at.name in known}
         if self._comm.rank == 0:
             self.prune_stores()
+
+    def commit_after(self, error: Exception) -> None:
+        """Commit the pending checkpoint, of an earlier round, so that a resume can start there.
+
+        Collective after an error that every rank raises.  Does nothing where this rank alone
+        failed: the others do not come to commit it.
+
+        Args:
+            error: which ends the rounds.
+
+        Raises:
+            LostFileError, DiskError, StoreError: see ``commit``.
+        """
+        pending = self._pending
+        everywhere = isinstance(error, HpcflError) and error.collective
+        if pending is None or not (everywhere or self._comm.size == 1):
+            return
+        # Code of the user's may have changed the server in place while it was being written.
+        if from_rank_0(
+            self._comm, lambda: change_counts(pending.contents.server) == self._change_counts
+        ):
+            self.commit()
 
     def close(self) -> None:
         """Release the files of the store, if it was opened."""

@@ -63,8 +63,12 @@ def run_rounds(session: RankSession, point: StartPoint, signals: Signals) -> Vec
             server = point.take_server() if finished else run_engine(run, point.take_server(), done)
         except StoreError as e:
             checkpointer.require_in_place()  # a deleted file may be the cause: name it
+            checkpointer.commit_after(e)
             # A StoreError exits with 2, which means that nothing was trained: here rounds were.
             raise StoreError(str(e), exit_code=1, collective=e.collective, prints=e.prints) from e
+        except Exception as e:
+            checkpointer.commit_after(e)
+            raise
         if comm.rank == 0 and not finished:
             if session.ended:
                 progress.note(f"{session.folder.root}: {session.ended}")

@@ -15,6 +15,7 @@ from hpcfl.algorithms.scaffold import Scaffold
 from hpcfl.checkpoint import writer
 from hpcfl.clients import client_pool
 from hpcfl.engine import loop
+from hpcfl.engine.callbacks import Callback
 from hpcfl.errors import ClientError, DivergedError, HookError, Stopped
 from hpcfl.io.signals import STOP
 from hpcfl.job.load import load
@@ -302,20 +303,53 @@ def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path, held, monkeypatch)
     assert [c.round for c in newest] == [0, 2, 4, 5]
 
 
-def test_divergence_loses_no_checkpoint_on_its_way(tmp_path, held, monkeypatch):
+def diverge(server):
+    return server._replace(x=server.x * float("nan"))
+
+
+def fail(server):
+    raise RuntimeError("the flux capacitor is empty")
+
+
+def change_in_place_and_fail(server):
+    server.x.add_(100.0)
+    fail(server)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "kept"),
+    [
+        (diverge, DivergedError, [0, 2]),
+        (fail, HookError, [0, 2]),
+        (change_in_place_and_fail, HookError, [0]),  # what is written may be what was changed
+    ],
+)
+def test_an_error_loses_no_checkpoint_on_its_way(tmp_path, held, monkeypatch, fault, error, kept):
     update = Scaffold.update
 
-    def diverge(self, server, mean, cohort):
-        after = update(self, server, mean, cohort)
+    def broken(self, server, mean, cohort):
         if cohort.round < 2:
-            return after
+            return update(self, server, mean, cohort)
         held.set()
-        return after._replace(x=after.x * float("nan"))
+        return fault(server)
 
-    monkeypatch.setattr(Scaffold, "update", diverge)
+    monkeypatch.setattr(Scaffold, "update", broken)
     loaded = load(job(tmp_path, rounds=9, checkpoint={"every": 2}))
-    with pytest.raises(DivergedError):
+    with pytest.raises(error):
         start(loaded, tmp_path / "run")
+    assert [c.round for c in committed(tmp_path / "run" / "checkpoints")] == kept
+
+
+def test_an_error_of_a_callback_loses_no_checkpoint_on_its_way(tmp_path, held):
+    class Fails(Callback):
+        def round(self, record, model):
+            if record["round"] == 3:
+                held.set()
+                raise KeyError("accuracy")
+
+    loaded = load(job(tmp_path, rounds=9, checkpoint={"every": 2}))
+    with pytest.raises(HookError, match="KeyError"):
+        start(loaded, tmp_path / "run", callbacks=[Fails()])
     assert [c.round for c in committed(tmp_path / "run" / "checkpoints")] == [0, 2]
 
 
