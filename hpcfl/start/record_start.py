@@ -16,6 +16,7 @@ from hpcfl.runs.job_file.resume_rules import differences, mutable_settings
 from hpcfl.runs.job_file.settings import flatten, value_of, written
 from hpcfl.runs.log import LogReader
 from hpcfl.start.code_digests import code_digests, edited
+from hpcfl.start.components.choose_executor import equal_size
 from hpcfl.start.components.scores import own_models
 from hpcfl.start.environment import (
     KEYS_OF_BITS,
@@ -114,12 +115,19 @@ def _edited(before: Mapping[str, str], now: Mapping[str, str], done: int) -> Ite
 
 
 def _branch_notes(session: RankSession) -> Iterator[str]:
-    """A line for each branch that led to the run; and for algorithm defaults of other cohorts."""
+    """A line for each branch that led to the run; and for defaults that are of other cohorts."""
     yield from map(str, session.branches)
-    changes = (change for branch in session.branches for change in branch.changes)
-    if not any(change["key"].startswith("cohort.") for change in changes):
+    changed = {change["key"] for branch in session.branches for change in branch.changes}
+    if not any(key.startswith("cohort.") for key in changed):
         return
-    algorithm = session.components.job.algorithm
+    components = session.components
+    size, default = components.job.block_size, equal_size(components)
+    if size not in (None, default) and "block_size" not in changed:
+        yield (
+            f"block_size is {size} as before; the default for these cohorts: {written(default)} "
+            "(block_size=null takes it)"
+        )
+    algorithm = components.job.algorithm
     derived: dict[str, Any] = {
         field.name: None
         for field in fields(algorithm)

@@ -43,7 +43,7 @@ def resume_latest(session: RankSession) -> StartPoint:
         JobError, StoreError: see ``ResumeRequest``; nothing was changed.
     """
     with raise_collectively(session.comm):
-        request = ResumeRequest.of_job(session.folder, session.components.loaded)
+        request = ResumeRequest.of_job(session.folder, session.components)
     return resume_from(session, request)
 
 
@@ -56,6 +56,8 @@ def resume_from(session: RankSession, request: ResumeRequest) -> StartPoint:
         JobError, StoreError: see ``ResumeRequest``; nothing was changed.
     """
     components, comm, folder = session.components, session.comm, session.folder
+    with raise_collectively(comm):
+        request.require_block_size(components)
     retained_rounds, newest = agree_on_checkpoint(comm, folder, lambda: _lock(session, request))
     comm.start_heartbeats(folder.ranks.absolute(), session.session_id)
     with raise_collectively(comm):

@@ -25,6 +25,8 @@ from hpcfl.runs.layout import RunDir
 from hpcfl.runs.log import require_log_prefix
 from hpcfl.runs.manifest import Checkpoint, find, folder_of, rounds
 from hpcfl.runs.requests import Request, is_done
+from hpcfl.start.components.choose_executor import equal_size
+from hpcfl.start.components.components import Components
 from hpcfl.start.load_run import load_run
 
 
@@ -49,6 +51,8 @@ class ResumeRequest:
     """The job without the changes, of a branch."""
     overrides: tuple[str, ...] = ()
     """The changes, as they were given."""
+    origin: str = yaml_file.COMMAND_LINE
+    """Of the changes, as error messages name it."""
 
     @classmethod
     def of(
@@ -90,6 +94,11 @@ class ResumeRequest:
             require(_with_classes_of(file, before))
             raise
         after = flatten(loaded.tree)
+        if not copied:  # what a start settles is compared once it has: ``require_block_size``
+            if after["executor"] == "auto":
+                after |= {key: before[key] for key in ("executor", "block_size")}
+            elif before["block_size"] is not None:
+                after["block_size"] = before["block_size"]
         # First: an immutable key is a better reason than a combination it is part of.
         require(after)
         require_runnable(loaded, file)
@@ -105,21 +114,23 @@ class ResumeRequest:
             copied,
             parent if branch else None,
             tuple(overrides),
+            origin,
         )
 
     @classmethod
-    def of_job(cls, source: RunDir, loaded: LoadedJob) -> Self:
-        """The job ``loaded``, as it was assembled, from the newest checkpoint on.
+    def of_job(cls, source: RunDir, components: Components) -> Self:
+        """The job of ``components``, from the newest checkpoint on.
 
         Raises:
             JobError: the run in ``source`` is of another job.
         """
-        found = source.job_content()
+        found, loaded = source.job_content(), components.loaded
         before, after = flatten(load_run(source, found).tree), flatten(loaded.tree)
         for key, there, asked in immutable_changes(before, after):
+            remark = _remarks(components, before).get(key, "")
             raise JobError(
-                f"{source.root}: holds a run of another job: {key} is {there} there, {asked} "
-                "here; choose another directory with --out"
+                f"{source.root}: holds a run of another job: {key} is {there} there{remark}, "
+                f"{asked} here; choose another directory with --out"
             )
         changed = _changed(source, found, differences(before, after))
         return cls(source, loaded, found, changed, None, verify_states=True, copied=False)
@@ -134,6 +145,22 @@ class ResumeRequest:
             round=None,
             verify_states=False,  # they were compared as they were copied
             copied=False,
+        )
+
+    def require_block_size(self, components: Components) -> None:
+        """Refuse another ``block_size`` than the run's, once the executor of this start is chosen.
+
+        Raises:
+            JobError: it is another one.
+        """
+        before = flatten(load_run(self.source, self.job_before).tree)
+        require_allowed(
+            before,
+            before | {"block_size": components.job.block_size},
+            self.source.root,
+            copied=False,
+            origin=self.origin,
+            remarks=_remarks(components, before),
         )
 
     @property
@@ -226,6 +253,13 @@ class ResumeRequest:
         except (StoreError, DiskError):
             return False
         return True
+
+
+def _remarks(components: Components, begun: Settings) -> dict[str, str]:
+    """What to add to the value of a key in the job of a run that has begun."""
+    size = begun["block_size"]
+    chosen = size is not None and size == equal_size(components)
+    return {"block_size": " (chosen at its start)"} if chosen else {}
 
 
 def _refuse_unnamed_order(folder: RunDir) -> None:

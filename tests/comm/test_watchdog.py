@@ -163,7 +163,9 @@ def test_heartbeats_that_cannot_be_written_are_missed_once(tmp_path, capfd, monk
 
     monkeypatch.setattr(files, "beat", fail)
     turns = count()
-    monkeypatch.setattr(files, "report_has_code", lambda: thrice.set() if next(turns) == 2 else None)
+    monkeypatch.setattr(
+        files, "report_has_code", lambda: thrice.set() if next(turns) == 2 else None
+    )
     dog = Watchdog(1, 2, 0.12)
     dog.watch_files(files)
     assert thrice.wait(60)

@@ -189,6 +189,41 @@ def test_a_block_size_that_no_start_settles_is_of_another_job(go, tmp_path, refu
     assert go("executor=block", "block_size=2", "cohort.size=3").code == 0
     line = refused("run", job, "--out", run, "--continue", "executor=block", "cohort.size=3")
     assert "block_size is 2 there, null here" in line
+    line = refused("resume", run, "block_size=null")
+    assert f"block_size: is 2 in {run}, asked for is null, which would change past rounds" in line
+
+
+def test_a_resume_takes_what_a_start_again_takes(go, tmp_path, hpcfl, refused, monkeypatch):
+    run, words = tmp_path / "run", (*OF_33, "executor=auto")
+    monkeypatch.setattr(choose_executor, "rule", lambda *_, **__: (("block",), "a reason"))
+    assert go(*words).code == 0
+    for open_keys in (("executor=auto",), ("block_size=null",), ("executor=auto", "block_size=17")):
+        unfinish(run)
+        done = hpcfl("resume", run, *open_keys)
+        assert done.code == 0, done.err
+        job = yaml.safe_load((run / "job.yaml").read_text())
+        assert (job["executor"], job["block_size"]) == ("block", 17)
+    unfinish(run)
+    line = refused("resume", run, "block_size=2")
+    assert f"block_size: is 17 in {run} (chosen at its start), asked for is 2, which " in line
+    done = go(*words, "block_size=2")
+    assert "block_size is 17 there (chosen at its start), 2 here" in done.err[-1]
+
+
+def test_a_branch_says_that_its_blocks_are_those_of_other_cohorts(go, tmp_path, hpcfl):
+    run, line = tmp_path / "run", "block_size is 17 as before; the default for these cohorts: "
+    assert go(*OF_33, "executor=block").code == 0
+    unfinish(run)
+
+    def branch(name, *settings):
+        done = hpcfl("resume", run, *settings, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+        return [found for found in done.err if found.startswith("block_size")]
+
+    smaller = "cohort.size=20"
+    assert branch("smaller", smaller) == [f"{line}null (block_size=null takes it)"]
+    assert branch("anew", smaller, "block_size=null") == []
+    assert branch("same", "local.lr=0.2") == []
 
 
 def test_free_keys_may_be_changed(go, job, tmp_path, hpcfl):

@@ -105,7 +105,13 @@ def ending_fingerprint(job: Settings) -> str:
 
 
 def require_allowed(
-    before: Settings, after: Settings, run: Path, *, copied: bool, origin: str = COMMAND_LINE
+    before: Settings,
+    after: Settings,
+    run: Path,
+    *,
+    copied: bool,
+    origin: str = COMMAND_LINE,
+    remarks: Mapping[str, str] = {},
 ) -> None:
     """Refuse changes of a job that its run must not have, from one of its checkpoints on.
 
@@ -115,6 +121,7 @@ def require_allowed(
         run: its directory.
         copied: whether a copy of the run gets them, which may be a branch.
         origin: where the changes are from, as error messages name it.
+        remarks: by key, what error messages add to the run's value.
 
     Raises:
         JobError: the first such key.
@@ -135,7 +142,8 @@ def require_allowed(
             branch = f"`hpcfl resume {quote(str(run))} {change} --round T --out NEW` branches it at"
             cure = f"{branch} a kept round T; or {cure}" if branchable else cure
         raise JobError(
-            f"{origin}: {key}: is {found} in {run}, asked for is {asked}, {reason}; {cure}"
+            f"{origin}: {key}: is {found} in {run}{remarks.get(key, '')}, asked for is {asked}, "
+            f"{reason}; {cure}"
         )
 
 
