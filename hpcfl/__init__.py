@@ -129,7 +129,8 @@ def run(
         data: takes the place of the job's ``data``: ``hpcfl.Data``, or its first fields as a
             tuple ``(train, test, owners)``; or a ``DataConfig``.  The job's ``data.partition``
             divides the examples where they have no owners.
-        out: the run directory; runs/NAME when absent ("job" is a mapping's name).
+        out: the run directory; runs/NAME when absent ("job" is a mapping's name), followed by what
+            the overrides and objects change.
         continued: resume if the directory holds a checkpoint of this job.
         callbacks: objects of classes derived from ``hpcfl.Callback``, called beside those that the
             job names.  They belong to this call: the run directory does not keep them.

@@ -5,6 +5,7 @@ What needs torch is imported where it is used, so that no command waits for what
 
 import argparse
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -19,13 +20,35 @@ def run(options: argparse.Namespace) -> None:
     if options.continued:
         from hpcfl.runs.job_file.run_name import run_directory
 
-        out = out or run_directory(options.job, options.overrides)
+        if out is None:
+            out = run_directory(options.job, options.overrides)
+            if may_print():
+                _say_if_new(out, run_directory(options.job, ()))
         signals.set_resumable(out)
     from hpcfl.start.objects import load_job
     from hpcfl.start.start import start
 
     loaded, kept_files = load_job(options.job, options.overrides, out=out)
     start(loaded, out, continued=options.continued, kept_files=kept_files)
+
+
+def _say_if_new(out: Path, plain: Path) -> None:
+    """Say that ``--continue`` begins a run, where the job has runs in other default directories.
+
+    Args:
+        out: the default directory by the job and its settings.
+        plain: by the job alone.
+    """
+    from hpcfl.runs.job_file.settings import some_of
+
+    found = sorted(path.parent for path in plain.parent.glob("*/job.yaml"))
+    others = [f"{at}" for at in found if at == plain or at.name.startswith(f"{plain.name}-")]
+    if others and f"{out}" not in others:
+        say(
+            f"{out}: begins a new run, as the settings of the command are a part of its name; "
+            f"to go on with one of {some_of(others)}: --out",
+            file=sys.stderr,
+        )
 
 
 def resume(options: argparse.Namespace) -> None:

@@ -48,7 +48,12 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="start a run of a job")
     _add_job(run)
-    run.add_argument("--out", type=_path, help="run directory (default runs/JOBNAME)")
+    run.add_argument(
+        "--out",
+        type=_path,
+        help="run directory (default runs/JOBNAME, followed by what key=value change; hpcfl check "
+        "--where prints it)",
+    )
     run.add_argument(
         "--continue",
         dest="continued",
@@ -186,7 +191,12 @@ def _add_sweep(commands: Any) -> None:
     sweep = commands.add_parser("sweep", help="run every point of a grid over a job's keys")
     sweep.add_argument("sweep", type=_path, help="SWEEP.yaml, or a name of hpcfl list jobs")
     _add_overrides(sweep, "settings of every run")
-    sweep.add_argument("--out", type=_path, help="directory of the runs (default runs/SWEEPNAME)")
+    sweep.add_argument(
+        "--out",
+        type=_path,
+        help="directory of the runs (default runs/SWEEPNAME; runs/SWEEPNAME-sweep where the job "
+        "has this name)",
+    )
     sweep.add_argument(
         "--parallel",
         type=_count,

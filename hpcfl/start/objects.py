@@ -174,7 +174,7 @@ def load_job(
     Args:
         job: a job file, the name of a packaged job, or a mapping.
         overrides: settings over those of the job and of the objects.
-        out: the run directory; runs/NAME when absent.
+        out: the run directory; the default one when absent, see ``run_name``.
         model: see ``hpcfl.run``.
         data: see ``hpcfl.run``.
         copies: whether it will run, so that it needs the data of a record, and copies of the files

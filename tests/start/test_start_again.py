@@ -338,3 +338,19 @@ def test_auto_may_have_a_block_size_that_its_choice_does_not_need(go, tmp_path, 
     assert done.code == 0, done.err
     forget_rounds(tmp_path / "run")
     assert go(*words).code == 0
+
+
+def test_it_says_that_other_settings_begin_another_run(job, tmp_path, hpcfl, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def said(*words):
+        done = hpcfl("run", job, *words, "--continue")
+        assert done.code == 0, done.err
+        return [line for line in done.err if "begins a new run" in line]
+
+    assert said("rounds=2") == []
+    (line,) = said("rounds=3")
+    assert line.startswith(f"runs/{job.stem}-rounds3: begins a new run, as the settings of the ")
+    assert line.endswith(f"; to go on with one of runs/{job.stem}-rounds2: --out")
+    assert said("rounds=3") == []
+    assert said("rounds=4", "--out", "here") == []
