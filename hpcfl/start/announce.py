@@ -4,6 +4,7 @@ import json
 from shlex import quote
 
 from hpcfl.io.atomic import write_errors
+from hpcfl.io.words import counted
 from hpcfl.runs.log import LogReader
 from hpcfl.start.components.scores import counts_own_models, own_models, possible_scores
 from hpcfl.start.progress import Progress
@@ -49,7 +50,7 @@ def _described(session: RankSession, done: int) -> str:
     held_out = population.split.held_out is not None
     unscored = held_out and not job.evaluate.scores_clients
     parts = [
-        f"{name} ({settings}): {len(population.rows)} clients, "
+        f"{name} ({settings}): {counted(len(population.rows), 'client')}, "
         f"{components.model.text}, "
         f"{session.comm.size} rank(s) by {session.comm.backend} on {components.device.type}, "
         f"{job.precision}, into {session.folder.root}"

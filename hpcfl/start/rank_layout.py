@@ -20,6 +20,7 @@ from hpcfl.errors import JobError
 from hpcfl.io.boot_id import boot_id
 from hpcfl.io.cgroups import usable_cores
 from hpcfl.io.version import __version__
+from hpcfl.io.words import counted
 from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.start.code_digests import code_digests
 from hpcfl.start.device import device_of, gpu_rank
@@ -111,8 +112,8 @@ def describe(infos: Sequence[RankInfo]) -> str:
     threads = sorted({info.threads for info in infos})
     devices = sorted({info.device.partition(":")[0] for info in infos})
     return (
-        f"{len(infos)} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)} ({shown}), "
-        f"{' and '.join(devices)}, {threads[0]} thread{'s' * (threads[0] > 1)} each"
+        f"{counted(len(infos), 'rank')} on {counted(len(hosts), 'host')} ({shown}), "
+        f"{' and '.join(devices)}, {counted(threads[0], 'thread')} each"
     )
 
 

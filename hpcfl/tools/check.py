@@ -19,6 +19,7 @@ from hpcfl.data.split import effective_partition, split_examples
 from hpcfl.engine.dry_round import traffic
 from hpcfl.errors import JobError
 from hpcfl.io.table import render_tables
+from hpcfl.io.words import counted
 from hpcfl.job.resolve import resolve_algorithm
 from hpcfl.job.schema import Job, LoadedJob
 from hpcfl.models.base import TORCHVISION
@@ -141,7 +142,7 @@ def show_partition(loaded: LoadedJob, plot: Path | None) -> str:
     heading += f"not trained on: {split.note}\n" if split.note else ""
     heading += f"{_kept_clients(split.kept_clients, len(rows))}\n" if split.kept_clients else ""
     sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
-    table = Table(f"{len(rows)} clients", "min", "median", "max", box=ASCII2)
+    table = Table(counted(len(rows), "client"), "min", "median", "max", box=ASCII2)
     table.add_row("examples", *_spread(sizes))
     if counts.ndim == 1:
         return heading + render_tables(table)
@@ -209,7 +210,9 @@ def _job_lines(
     """
     job, tree = loaded.job, loaded.tree
     yield "job", loaded.name + (f" (task {job.task})" if job.task else "")
-    count = "as many clients as the data has" if population is None else f"{population} clients"
+    count = (
+        "as many clients as the data has" if population is None else counted(population, "client")
+    )
     yield "data", f"{tree['data']['kind']}, {count}{_settings(job.data, 'clients')}"
     if population and dealt and dealt > population:
         yield "", _kept_clients(dealt - population, population)
@@ -229,7 +232,7 @@ def _job_lines(
     yield "weights", job.weights
     unused = () if job.model.init else ("init_layers",)
     yield "model", f"{tree['model']['name']}{_settings(job.model, *unused)}"
-    yield "run", f"{job.rounds} rounds, {job.precision}, seed {job.seed}"
+    yield "run", f"{counted(job.rounds, 'round')}, {job.precision}, seed {job.seed}"
     slow = bfloat16_warning(job, torch.device(device_type(job)))
     if slow:
         yield "warning", slow
@@ -239,7 +242,10 @@ def _job_lines(
     if measured := [
         f.name for f in fields(job.diagnostics) if getattr(job.diagnostics, f.name) is True
     ]:
-        yield "diagnostics", f"{', '.join(measured)}, every {job.diagnostics.every} rounds"
+        yield (
+            "diagnostics",
+            f"{', '.join(measured)}, every {counted(job.diagnostics.every, 'round')}",
+        )
     yield "checkpoint", _settings(job.checkpoint).removeprefix(": ")
 
 
@@ -260,7 +266,9 @@ def _data_lines(components: Components) -> Iterable[tuple[str, str]]:
     yield "examples", f"{spread}; {sizes.sum()} in all{apart}, {tests} for testing"
     if components.job.evaluate.scores_clients:
         data, rows = population.client_tests
-        scored = f"{sum(map(len, rows))} {_OWN[data]}, of {population.tested_clients} clients"
+        scored = (
+            f"{sum(map(len, rows))} {_OWN[data]}, of {counted(population.tested_clients, 'client')}"
+        )
         yield "", f"clients are scored on {scored}"
     if population.dataset.named is not None:
         yield "forward", f"{population.dataset.named.given(model.x0.dtype)}"

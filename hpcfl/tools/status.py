@@ -18,6 +18,7 @@ from hpcfl.errors import DiskError, JobError, one_line
 from hpcfl.io.files import present, readable
 from hpcfl.io.heartbeat import Heartbeat, read_newest, read_report
 from hpcfl.io.threads import map_in_threads
+from hpcfl.io.words import counted
 from hpcfl.runs.branches import Branch
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.manifest import MANIFEST, committed_folders
@@ -215,7 +216,7 @@ def _state(run: RunRecord) -> Iterator[tuple[str, str]]:
     elif state == "finished" and kept[-1:] != [run.done]:
         yield (
             "warning",
-            f"the log has {run.done} rounds, but "
+            f"the log has {counted(run.done, 'round')}, but "
             + (f"the newest checkpoint is of round {kept[-1]}" if kept else "no checkpoint is left")
             + ": later ones were deleted",
         )

@@ -265,7 +265,7 @@ def test_the_advice_of_centralized_is_complete(job, refused, hpcfl, data):
     assert len(advice) == 3
     done = hpcfl("check", job, wanted, *advice, *data)
     assert (done.code, done.err) == (0, [])
-    assert lines(done.text)["data"].startswith("arrays, 1 clients")
+    assert lines(done.text)["data"].startswith("arrays, 1 client")
 
 
 def test_check_reads_a_replay_of_an_unknown_population(job, tmp_path, refused, hpcfl):

@@ -10,6 +10,7 @@ import torch
 
 from hpcfl import load_model
 from hpcfl.data.split import partition_examples
+from hpcfl.io.words import counted
 from hpcfl.job.load import load
 from hpcfl.start.components.build import build_components
 from tests.real_data import cifar10, real
@@ -92,7 +93,9 @@ def test_round_trip(kind, job, owned, arrays, tmp_path, hpcfl):
     wanted = clients(job, *dealt(kind))
     assert same(clients(job, f"data.partition={{kind: file, path: {out}}}"), wanted)
     total = sum(map(len, wanted))
-    assert done.out == [f"{out}: {total} of 40 training examples to {len(wanted)} clients"]
+    assert done.out == [
+        f"{out}: {total} of 40 training examples to {counted(len(wanted), 'client')}"
+    ]
     # And what it wrote is written again, bit by bit.
     again = tmp_path / "again.npz"
     hpcfl("data", "export-split", job, f"data.partition={{kind: file, path: {out}}}", "-o", again)

@@ -56,17 +56,20 @@ def test_a_small_job_by_hand(job, hpcfl):
 
 
 def test_a_block_with_more_places_than_a_rank_has_clients_is_told(job, hpcfl):
-    line = "a block of 2 places for 1 client a rank: those without a client are computed too;"
+    line = "a block of 2 places for {}: those without a client are computed too;"
     many = ("executor=block", "cohort.size=2")
 
     def said(*words):
         return " ".join(" ".join(hpcfl(*words[:1], job, *words[1:]).out).split())
 
-    assert line in said("plan", *many, "--ranks", "4")
+    assert line.format("at most 1 client a rank") in said("plan", *many, "--ranks", "4")
+    several = said("plan", *many, "--ranks", "1,4")
+    assert line.format("at most 1 client a rank of 4") in several
+    assert several.count("a block of") == 1
     assert "a block of" not in said("plan", *many)
     assert "a block of" not in said("plan", "cohort.size=2", "--ranks", "4")
     one = ("executor=block", "block_size=2", "--data")
-    assert line in said("check", *one, "cohort.size=1")
+    assert line.format("a cohort of 1") in said("check", *one, "cohort.size=1")
     assert "a block of" not in said("check", *one, "cohort.size=2")
 
 
@@ -89,7 +92,7 @@ def test_what_losses_choose_is_bounded_by_the_candidates(job, hpcfl, balance):
     assert [share.members for share in found.shares] == [1, 1]
     assert found.choice == (2 * 64, 3 * 4)
     text = hpcfl("plan", job, cohort).text
-    assert "| 4 of 1 clients; at most 4 of 4 take part " in text
+    assert "| 4 of 1 client; at most 4 of 4 take part " in text
     assert "3 candidates a round compute the loss of all their examples" in text
 
 
@@ -144,6 +147,8 @@ def test_two_full_gradients_are_said(job, hpcfl):
 )
 def test_forward_passes_of_a_step_are_said(job, hpcfl, algorithm, work):
     assert f"steps of {work}" in hpcfl("plan", job, f"algorithm={algorithm}").text
+    one = hpcfl("plan", job, f"algorithm={algorithm}", "local.steps=1").text
+    assert f"| 1 step of {work}" in one
 
 
 def test_fine_tuning_is_said(job, hpcfl):

@@ -56,7 +56,8 @@ def check_components(components: Components, *, resumed: bool = False) -> tuple[
     """
     notes = (*check_sizes(components), *check_classes(components, resumed=resumed))
     check_executor(components)
-    unused = unused_places(components, components.population.cohort_size)
+    cohort = components.population.cohort_size
+    unused = unused_places(components, cohort, f"a cohort of {cohort}")
     return (*notes, *padding_notes(components), *filter(None, [unused]))
 
 

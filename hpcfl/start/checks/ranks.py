@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from hpcfl.errors import JobError
+from hpcfl.io.words import counted
 from hpcfl.start.rank_layout import RankInfo, by_host
 
 
@@ -68,7 +69,7 @@ def _too_many_threads(infos: Sequence[RankInfo]) -> Iterator[str]:
     for info in infos:
         if info.threads > len(info.cores):
             yield (
-                f"threads: {info} may use {_count(len(info.cores), 'core')}, but is to run "
+                f"threads: {info} may use {counted(len(info.cores), 'core')}, but is to run "
                 f"{info.threads} threads; lower threads, or let the launcher give it more "
                 f"(srun --cpus-per-task={info.threads}, mpirun --bind-to none)"
             )
@@ -77,7 +78,8 @@ def _too_many_threads(infos: Sequence[RankInfo]) -> Iterator[str]:
         if threads > cores and threads > len(members):
             yield (
                 f"threads: {len(members)} ranks with {threads} threads in all share "
-                f"{_count(cores, 'core')} of host {host}; lower threads, or start fewer ranks there"
+                f"{counted(cores, 'core')} of host {host}; lower threads, or start fewer ranks "
+                "there"
             )
 
 
@@ -85,7 +87,7 @@ def _oddities(infos: Sequence[RankInfo]) -> Iterator[str]:
     for host, members in by_host(infos):
         threads, cores = _load(members)
         if threads > cores:
-            yield f"{len(members)} ranks share {_count(cores, 'core')} of host {host}"
+            yield f"{len(members)} ranks share {counted(cores, 'core')} of host {host}"
     first = infos[0]
     for info in infos:
         if info.processor != first.processor:
@@ -100,7 +102,3 @@ def _load(members: Sequence[RankInfo]) -> tuple[int, int]:
     """The threads of a host's ranks, and the cores that they may use."""
     cores = {core for info in members for core in info.cores}
     return sum(info.threads for info in members), len(cores)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)

@@ -94,17 +94,18 @@ def clients_at_once(components: Components) -> int:
     return job.block_size or min(MAX_BLOCK_SIZE, components.population.cohort_size)
 
 
-def unused_places(components: Components, clients: int) -> str | None:
+def unused_places(components: Components, clients: int, who: str) -> str | None:
     """A line for the user where a block has more places than a rank has clients in a round.
 
     Args:
         components: of the job.
         clients: that a rank trains in a round.
+        who: they in words.
     """
     size = clients_at_once(components)
     if components.job.executor not in ("block", "triton") or not 0 < clients < size:
         return None
     return (
-        f"a block of {size} places for {clients} client{'s' * (clients > 1)} a rank: those without "
-        f"a client are computed too; block_size={clients} leaves none, nor do lanes on GPUs"
+        f"a block of {size} places for {who}: those without a client are computed too; "
+        f"block_size={clients} leaves none, nor do lanes on GPUs"
     )

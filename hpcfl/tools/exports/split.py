@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hpcfl.data.partition import ExampleRows
 from hpcfl.data.split import split_examples, tests_of_clients
+from hpcfl.io.words import counted
 from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.outputs import check_output, write_output
 from hpcfl.start.components.load_data import fetch_data, load_data
@@ -59,7 +60,8 @@ def export_split(loaded: LoadedJob, path: Path) -> str:
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_output(path, buffer.getvalue(), _ENDINGS)
     assigned = np.count_nonzero(client >= 0)
-    return f"{path}: {assigned} of {len(client)} training examples to {len(rows)} clients{note}"
+    clients = counted(len(rows), "client")
+    return f"{path}: {assigned} of {len(client)} training examples to {clients}{note}"
 
 
 def _owners(clients: Sequence[ExampleRows], count: int) -> NDArray[np.int32]:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
+from hpcfl.io.words import counted
 from hpcfl.tools.plan.measure import Measurement
 from hpcfl.tools.plan.resources import Plan
 
@@ -51,7 +52,7 @@ def measured_memory(plan: Plan, measured: Measurement, there: Plan) -> HostMemor
     # Their rounds were few: they had not yet the states that a run has at its end.
     least, then = plan.least_memory, there.least_memory
     total = measured.memory + least.total - (then.total - then.states)
-    ranks = f"{measured.ranks} rank{'s' * (measured.ranks > 1)}"
+    ranks = counted(measured.ranks, "rank")
     text = f"{decimal(total)} a rank: {decimal(measured.memory)} at the peak of {ranks}, measured"
     if plan.shares != there.shares or least.states:
         text += ", corrected for the clients of a rank here and for the states of all rounds"

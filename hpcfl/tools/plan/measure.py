@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hpcfl.comm.launcher import detect
 from hpcfl.errors import JobError
+from hpcfl.io.words import counted
 from hpcfl.job.schema import LoadedJob
 from hpcfl.start.short_run import run_shortly
 
@@ -48,7 +49,7 @@ class Measurement(NamedTuple):
     """What a warm start takes before round 1."""
 
     def __str__(self) -> str:
-        return f"measured on {self.ranks} rank{'s' * (self.ranks > 1)}, {self.machine}"
+        return f"measured on {counted(self.ranks, 'rank')}, {self.machine}"
 
 
 def measure(loaded: LoadedJob, near: Path, most: int) -> Measurement:

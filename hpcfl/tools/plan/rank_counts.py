@@ -7,6 +7,7 @@ from rich.box import ASCII2
 from rich.filesize import decimal
 from rich.table import Table
 
+from hpcfl.io.words import counted
 from hpcfl.tools.plan.host_memory import HostMemory
 from hpcfl.tools.plan.resources import Plan
 from hpcfl.tools.plan.slurm_request import SlurmRequest
@@ -112,4 +113,4 @@ def _unit(counts: Sequence[RankCount]) -> str:
 
 
 def _ranks(count: RankCount) -> str:
-    return f"{count.ranks} rank{'s' * (count.ranks > 1)}"
+    return counted(count.ranks, "rank")

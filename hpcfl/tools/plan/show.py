@@ -14,6 +14,7 @@ from rich.table import Table
 from hpcfl.errors import JobError
 from hpcfl.evaluation.privacy import Accountant
 from hpcfl.io.table import render_tables
+from hpcfl.io.words import counted
 from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file.run_name import RUNS
 from hpcfl.start.checks.preflight import check_sizes
@@ -112,7 +113,8 @@ def make_plan(
         *(f"{n} ranks: more than the {len(parts.population.rows)} clients" for n in too_many),
         *(rank_counts.advice(counts) if others else []),
         *([f"{measured}"] if others and measured is not None else []),
-        *_warnings(parts, best.plan, folder),
+        *_unused_places(parts, counts),
+        *_warnings(best.plan, folder),
         *_on_slurm(best, measured, parts.job.device),
         command,
     ]
@@ -159,14 +161,21 @@ def _count(
     return RankCount(found, request, memory, prediction)
 
 
-def _warnings(parts: Components, found: Plan, folder: Path) -> Iterable[str]:
+def _unused_places(parts: Components, counts: Sequence[RankCount]) -> Iterable[str]:
+    """A line for each number of ranks on which blocks have more places than clients."""
+    for each in counts:
+        most = max(share.members for share in each.plan.shares)
+        who = f"at most {counted(most, 'client')} a rank"
+        if line := unused_places(parts, most, who + f" of {each.ranks}" * (len(counts) > 1)):
+            yield line
+
+
+def _warnings(found: Plan, folder: Path) -> Iterable[str]:
     """What hardly is meant to be so."""
     ranks = len(found.shares)
-    if line := unused_places(parts, max(share.members for share in found.shares)):
-        yield line
     if found.cohort < ranks:
         yield (
-            f"a round has {found.cohort:.4g} client{'s' * (found.cohort != 1)} on average: at "
+            f"a round has {counted(found.cohort, 'client', '.4g')} on average: at "
             f"least {ranks - found.cohort:.4g} of {ranks} ranks train none"
         )
     needed, free = found.disk_budget.total, _free_disk(folder)
@@ -203,7 +212,8 @@ def _needs(
     found = count.plan
     yield (
         "rounds",
-        f"{found.rounds} of {found.cohort:.4g} clients; {'at most ' * bool(found.candidates)}"
+        f"{found.rounds} of {counted(found.cohort, 'client', '.4g')}; "
+        f"{'at most ' * bool(found.candidates)}"
         f"{found.seen} of {found.population} take part",
     )
     if count.prediction is None or measured is None:
@@ -215,7 +225,7 @@ def _needs(
     yield (
         "disk",
         f"{decimal(disk.total)} in {folder}, where {decimal(_free_disk(folder))} are free: client "
-        f"states {decimal(disk.stores)}, {disk.checkpoints} checkpoints of "
+        f"states {decimal(disk.stores)}, {counted(disk.checkpoints, 'checkpoint')} of "
         f"{decimal(disk.checkpoint)} at a time",
     )
     visit, in_all = found.traffic, found.in_all
@@ -250,7 +260,7 @@ def _details(found: Plan) -> Iterable[tuple[str, str]]:
             f"{duration(found.simulated_s)} simulated in all",
         )
     low, high = found.steps
-    steps = f"{low}" if low == high else f"{low} to {high}"
+    steps = counted(low, "step") if low == high else f"{low} to {high} steps"
     over_all = "one" if found.full_gradients == 1 else f"{found.full_gradients}"
     whole = f"and {over_all} over all its examples" if found.full_gradient_rounds else ""
     always = f", {whole}" if found.full_gradient_rounds == found.rounds else ""
@@ -258,7 +268,7 @@ def _details(found: Plan) -> Iterable[tuple[str, str]]:
     if found.forwards:
         passes = "pass" if found.forwards == 1 else "passes"
         each += f" and {found.forwards} forward {passes}"
-    yield "local work", f"{steps} steps of {each} per client and round{always}"
+    yield "local work", f"{steps} of {each} per client and round{always}"
     if whole and not always:
         yield "", f"{whole}, in {found.full_gradient_rounds} of the rounds"
     if found.candidates:
@@ -277,14 +287,14 @@ def _details(found: Plan) -> Iterable[tuple[str, str]]:
     if found.validation:
         yield (
             "evaluation",
-            f"{found.tests} test and {found.validation} validation examples, "
-            f"{found.evaluations} times",
+            f"{found.tests} test and {counted(found.validation, 'validation example')}, "
+            f"{counted(found.evaluations, 'time')}",
         )
     if found.tuning_steps:
         yield (
             "fine-tuning",
-            f"{found.tuning_steps} steps of each of {found.tested} clients, "
-            f"{found.evaluations} times",
+            f"{counted(found.tuning_steps, 'step')} of each of "
+            f"{counted(found.tested, 'client')}, {counted(found.evaluations, 'time')}",
         )
     once = f", and {decimal(found.shared)} for all of a rank and round" if found.shared else ""
     if found.accountant is not None:
@@ -305,7 +315,9 @@ def _noise(found: Plan, name: str, epsilon: float) -> str:
     if found.accountant is None:
         raise JobError(f"--epsilon: {name} promises no privacy; use algorithm.name: dpfedavg")
     noise = found.accountant.noise_for(epsilon, found.rounds)
-    return f"epsilon {epsilon:g} after {found.rounds} rounds: algorithm.noise={noise:.6g}"
+    return (
+        f"epsilon {epsilon:g} after {counted(found.rounds, 'round')}: algorithm.noise={noise:.6g}"
+    )
 
 
 def _ranks(found: Plan) -> Table:

@@ -15,6 +15,7 @@ from hpcfl.io.atomic import PART
 from hpcfl.io.files import READABLE, may_contain, present, readable
 from hpcfl.io.regular import read
 from hpcfl.io.threads import map_in_threads
+from hpcfl.io.words import counted
 from hpcfl.runs.job_file.resume_rules import input_places
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.names import SWEEP_LOG
@@ -236,7 +237,7 @@ def _is_whole(job: Path) -> bool:
 
 def number_of_runs(count: int) -> str:
     """The words "1 run", "2 runs"."""
-    return f"{count} run{'s' * (count != 1)}"
+    return counted(count, "run")
 
 
 def _sweep_notes(root: Path, runs: Sequence[RunRecord], events: SweepEvents) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcfl.errors import JobError
 from hpcfl.io.files import present
+from hpcfl.io.words import counted
 from hpcfl.job.resolve import resolve_algorithm
 from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file.settings import SEED, flatten, value_of
@@ -80,7 +81,7 @@ def write_final_sweep(chosen: ChosenRuns, path: Path) -> str:
     text = as_yaml(sweep, flow=None)
     write_output(path, "".join([*lines, text]).encode(), _ENDINGS)
     runs = len(jobs) * len(seeds)
-    return f"{path}: a sweep of {runs} run{'s' * (runs > 1)}, without validation data"
+    return f"{path}: a sweep of {counted(runs, 'run')}, without validation data"
 
 
 def _grid(cells: Mapping[tuple[str, str], Mapping[str, Any]]) -> tuple[_Axes, _Points]:

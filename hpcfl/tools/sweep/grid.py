@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcfl.errors import JobError
+from hpcfl.io.words import counted
 from hpcfl.runs.job_file.packaged import find_job
 from hpcfl.runs.job_file.run_name import RUNS
 from hpcfl.runs.job_file.words import SECTION, shown, suggestion
@@ -130,7 +131,7 @@ class Sweep:
         if not points:
             raise JobError(
                 f"--points: found {first}-{last}, expected some of 0-{len(self.points) - 1}: "
-                f"{self.path} has {len(self.points)} runs"
+                f"{self.path} has {counted(len(self.points), 'run')}"
             )
         return replace(self, points=points)
 

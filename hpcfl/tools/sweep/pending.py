@@ -14,6 +14,7 @@ from hpcfl.io.atomic import write_file
 from hpcfl.io.files import present
 from hpcfl.io.table import render_tables
 from hpcfl.io.threads import map_in_threads
+from hpcfl.io.words import counted
 from hpcfl.runs.branches import read_branches
 from hpcfl.runs.history import ended_early, last_outcome
 from hpcfl.runs.job_file.resume_rules import PLACES, ending_fingerprint, is_mutable
@@ -98,7 +99,7 @@ def runs_table(runs: Sequence[PendingRun]) -> str:
         }
         made.add_row(point.name, action_text[action], "  ".join(point.overrides))
     finished = sum(todo.action == "skip" for todo in runs)
-    count = f"{len(runs)} run{'s' * (len(runs) != 1)}, {finished} of them finished"
+    count = f"{counted(len(runs), 'run')}, {finished} of them finished"
     return "\n".join([render_tables(made, width=10_000), count])
 
 

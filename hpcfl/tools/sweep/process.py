@@ -15,6 +15,7 @@ from hpcfl.errors import DiskError, JobError
 from hpcfl.io import regular
 from hpcfl.io.atomic import write_errors
 from hpcfl.io.memory import PROC
+from hpcfl.io.words import counted
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.record import read_run
 
@@ -102,7 +103,7 @@ class RunProcess:
         score = score if accuracy is None else f", accuracy {100 * accuracy:.2f} %"
         score += "" if run.own_models is None else f" ({run.score_of})"
         score += ", diverged" if run.diverged else ""
-        return f"{run.done} rounds{score}, {time.monotonic() - self._began:.0f} s"
+        return f"{counted(run.done, 'round')}{score}, {time.monotonic() - self._began:.0f} s"
 
     def last_message(self) -> str:
         """The last error in its output, else the last line; empty if it printed nothing."""
