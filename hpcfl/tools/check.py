@@ -28,6 +28,7 @@ from hpcfl.runs.job_file.settings import flatten, written
 from hpcfl.start.checks.algorithm import check_algorithm_without_data
 from hpcfl.start.checks.preflight import check_components
 from hpcfl.start.components.build import build_components
+from hpcfl.start.components.choose_executor import choose_executor
 from hpcfl.start.components.components import Components
 from hpcfl.start.components.initial_model import fetch_model
 from hpcfl.start.components.load_data import fetch_data, load_data
@@ -94,7 +95,10 @@ def check_job(loaded: LoadedJob, *, data: bool) -> CheckedJob:
         sizes = multiples_of(components.training.algorithm, components.training.schema)
     else:
         sizes = multiples(loaded.job.algorithm)
-    lines = [*_job_lines(in_force, population, dealt, sizes)]
+    lines = [
+        *_job_lines(in_force, population, dealt, sizes),
+        *_executor_lines(in_force, components),
+    ]
     if components:
         lines += [*_data_lines(components), *(("note", note) for note in notes)]
         lines += _input_lines(inputs)
@@ -247,6 +251,18 @@ def _job_lines(
             f"{', '.join(measured)}, every {counted(job.diagnostics.every, 'round')}",
         )
     yield "checkpoint", _settings(job.checkpoint).removeprefix(": ")
+
+
+def _executor_lines(loaded: LoadedJob, components: Components | None) -> Iterable[tuple[str, str]]:
+    """How clients are trained; with data as a start settles it, unless a GPU takes part in that."""
+    job, settled = loaded.job, dict[str, str]()
+    on_cpu = job.device != "cuda" and device_type(job) == "cpu"
+    if components and job.executor != "sequential" and (job.executor != "auto" or on_cpu):
+        _, lines = choose_executor(components, None)
+        settled = dict(line.split(": ", 1) for line in lines)
+    yield "executor", settled.get("executor", job.executor)
+    if size := settled.get("block_size", job.block_size):
+        yield "block_size", f"{size}"
 
 
 _OWN = {

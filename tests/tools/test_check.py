@@ -16,6 +16,7 @@ from hpcfl.data import SOURCES
 from hpcfl.job.load import load
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
+from hpcfl.start.components import choose_executor
 from hpcfl.tools.check import check_job, count_classes
 from hpcfl.tools.listing import listing, multiples
 
@@ -256,6 +257,30 @@ def test_check_says_who_asked_for_what_goes_ill_together(job, refused):
     assert f"{job}:10: block_size: found with executor sequential (command line), " in said
     job.write_text(job.read_text().replace("executor: block\n", ""))
     assert "found with executor sequential (its default), " in refused("check", job)
+
+
+@pytest.mark.parametrize(
+    ("settings", "executor", "block_size"),
+    [
+        ((), "sequential", None),
+        (("executor=block", "block_size=2"), "block", "2"),
+        (("executor=auto",), "auto", None),
+        (
+            ("executor=auto", "--data"),
+            "block (auto: a reason)",
+            "2 (a cohort of 4 in equal blocks)",
+        ),
+        (("executor=block", "--data"), "block", "2 (a cohort of 4 in equal blocks)"),
+        (("executor=auto", "device=cuda", "--data"), "auto", None),
+    ],
+)
+def test_how_clients_are_trained_is_shown(job, hpcfl, settings, executor, block_size, monkeypatch):
+    monkeypatch.setattr(choose_executor, "rule", lambda *_, **__: (("block",), "a reason"))
+    monkeypatch.setattr(choose_executor, "MAX_BLOCK_SIZE", 3)
+    done = hpcfl("check", job, "cohort.size=4", *settings)
+    assert (done.code, done.err) == (0, [])
+    shown = lines(done.text)
+    assert (shown["executor"], shown.get("block_size")) == (executor, block_size)
 
 
 @pytest.mark.parametrize("data", [[], ["--data"]])
