@@ -375,7 +375,7 @@ def export(
         clients=clients,
         best=best,
         client=client,
-    )
+    ).paths
 
 
 def report_runs(

@@ -113,7 +113,7 @@ def export(options: argparse.Namespace) -> None:
         from hpcfl.tools.exports.checkpoint import export
 
         with warnings.catch_warnings(record=True) as caught:
-            paths = export(
+            paths, text = export(
                 options.dir,
                 round=options.round,
                 npz=options.output,
@@ -124,6 +124,7 @@ def export(options: argparse.Namespace) -> None:
             )
         for warning in caught:
             say(warning.message, file=sys.stderr)
+        say(text, file=sys.stderr)
     for path in paths:
         say_path(path)
 

@@ -438,9 +438,8 @@ def outcome(folder: RunDir) -> RunBits:
         StoreError: a file is damaged.
     """
     with tempfile.TemporaryDirectory() as name:
-        (path,) = export(
-            folder.root, round=None, npz=Path(name, "F.npz"), state_dict=None, clients=True
-        )
+        path = Path(name, "F.npz")
+        export(folder.root, round=None, npz=path, state_dict=None, clients=True)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     log = LogReader(folder.log).read()

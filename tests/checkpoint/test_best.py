@@ -171,8 +171,10 @@ def run(tmp_path, job):
 def test_export(run, tmp_path, hpcfl):
     target, named = tmp_path / "x.npz", tmp_path / "x.safetensors"
     done = hpcfl("export", run.directory, "--best", "-o", target, "--state-dict", named)
-    assert (done.code, done.out, done.err) == (0, [str(target), str(named)], [])
     kept = load_file(best_of(run.directory))
+    score = f"test_accuracy {kept['test_accuracy']:.4g}"
+    said = f"the best model after round {kept['round']}: {score}"
+    assert (done.code, done.out, done.err) == (0, [str(target), str(named)], [said])
     with np.load(target) as found:
         assert set(found.files) == {"x", "round", "test_accuracy"}
         for name in found.files:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 
@@ -34,7 +35,9 @@ def server(run, round):
 def test_the_newest_model(run, tmp_path, hpcfl):
     target = tmp_path / "x.npz"
     done = hpcfl("export", run, "-o", target)
-    assert (done.code, done.out, done.err) == (0, [str(target)], [])
+    score = json.loads((run / "log.jsonl").read_text().splitlines()[-1])["test_accuracy"]
+    said = f"the model after round 4: test_accuracy {score:.4g}"
+    assert (done.code, done.out, done.err) == (0, [str(target)], [said])
     with np.load(target) as found:
         assert set(found.files) == {"x", "round"}
         assert found["round"] == 4
@@ -138,7 +141,8 @@ def test_the_newest_that_is_kept_when_one_goes_away_meanwhile(run, tmp_path, pru
     pruned(saved_models, "read_checkpoint", 4)
     target = tmp_path / "x.npz"
     done = hpcfl("export", run, "-o", target, "--clients")
-    assert (done.code, done.err) == (0, [])
+    assert done.code == 0
+    assert done.err[-1].startswith("the model after round 2: ")
     assert np.load(target)["round"] == 2
 
 
@@ -155,7 +159,8 @@ def test_a_file_that_goes_away_while_it_is_read_on_nfs(run, tmp_path, monkeypatc
 
     monkeypatch.setattr(saved_models, "read_checkpoint", read_checkpoint)
     done = hpcfl("export", run, "-o", tmp_path / "x.npz")
-    assert (done.code, done.err) == (0, [])
+    assert done.code == 0
+    assert done.err[-1].startswith("the model after round 2: ")
     assert np.load(tmp_path / "x.npz")["round"] == 2
 
 

@@ -1,18 +1,34 @@
 """Export a model and the client states of a run's checkpoint as files for other programs."""
 
 import io
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcfl.errors import JobError
+from hpcfl.errors import DiskError, JobError, StoreError
 from hpcfl.io.files import readable
 from hpcfl.io.tensor_file import on_cpu, parts_of
 from hpcfl.runs.layout import RunDir
 from hpcfl.runs.outputs import check_output, write_output
+from hpcfl.runs.record import read_run
+from hpcfl.runs.run_score import deciding_scores
+from hpcfl.runs.score_names import SCORES
 from hpcfl.start.saved_models import SavedModels
 
 _NPZ, _STATE_DICT = (".npz",), (".safetensors",)  # the endings of the names
+
+
+class Exported(NamedTuple):
+    """What was exported."""
+
+    paths: list[Path]
+    """The files written."""
+    text: str
+    """Of which model, round and score they are."""
 
 
 def export(
@@ -24,7 +40,7 @@ def export(
     clients: bool,
     best: bool = False,
     client: int | None = None,
-) -> list[Path]:
+) -> Exported:
     """Write a checkpoint's global model or a client's own, and its client states, to files.
 
     The run may be alive: nothing of it is changed or locked.
@@ -39,9 +55,6 @@ def export(
         best: the model of the best evaluated round instead of a checkpoint's; its score goes into
             ``npz`` under its name.
         client: whose own model is written instead of the global one.
-
-    Returns:
-        The files written.
 
     Raises:
         JobError: the directory holds no run or not that round, the clients have no models of their
@@ -71,4 +84,28 @@ def export(
         module = saved.module(arrays)
         tensors = {name: on_cpu(tensor) for name, tensor in module.state_dict().items()}
         write_output(state_dict, b"".join(parts_of(tensors)), _STATE_DICT)
-    return [path for path, _ in outputs]
+    return Exported([path for path, _ in outputs], _described(root, arrays, client, best=best))
+
+
+def _described(
+    root: Path, arrays: Mapping[str, NDArray[Any]], client: int | None, *, best: bool
+) -> str:
+    """The model, its round and its score in words: "the model after round 4: test_loss 0.31".
+
+    Args:
+        root: the run directory.
+        arrays: of ``SavedModels.arrays``.
+        client: whose own model it is.
+        best: whether it is the best one, whose score is in ``arrays``.
+    """
+    round = int(arrays["round"])
+    if client is not None:
+        return f"client {client}'s own model after round {round}"
+    scores = {key: float(value) for key, value in arrays.items() if key in SCORES}
+    if not best:
+        with suppress(JobError, StoreError, DiskError):  # a damaged log keeps no model back
+            run = read_run(root)
+            known = {key: dict(run.scores[key]) for key in deciding_scores(personal=run.personal)}
+            scores = {key: values[round] for key, values in known.items() if round in values}
+    score = next((f"{key} {value:.4g}" for key, value in scores.items()), "not evaluated")
+    return f"the {'best ' * best}model after round {round}: {score}"
