@@ -260,9 +260,18 @@ def peer_process(
 def command(words: Sequence[str] | None = None) -> int:
     """Run by itself."""
     made = parser("The benchmarks of other programs, beside these themselves.")
-    made.add_argument("--model", choices=WORKS, default="cnn", help="(default: pfl's cnn)")
+    models = {
+        peer: ", ".join(model for model in WORKS if PEERS.get(model, PFL) is peer)
+        for peer in (PFL, FEDJAX)
+    }
+    beside = "; ".join(f"beside {peer.name}: {names}" for peer, names in models.items())
+    made.add_argument("--model", choices=WORKS, default="cnn", help=f"{beside} (default: cnn)")
     made.add_argument("--python", type=Path, help="of an environment with the peer (default: ours)")
-    made.add_argument("--precision", choices=PFL.precisions, help="one alone (default: all)")
+    made.add_argument(
+        "--precision",
+        choices=PFL.precisions,
+        help="one alone (default: all of the peer; fedjax has float32 alone)",
+    )
     options = made.parse_args(words)
     return main(options, lambda o: bench_peers(o.python, o.model, o.precision))
 
