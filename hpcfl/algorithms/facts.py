@@ -68,6 +68,9 @@ class Facts(NamedTuple):
     # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.
     layout: Layout | Callable[[], Layout] | None = None
     cohort: str = "uniform"  # the kind of the cohorts
+    # Whether clients keep their optimiser's state between rounds; None where the job does not say.
+    keep_optimizer: bool | None = None
+    step_schedule: str | None = None  # its kind; None where all steps of a round have one rate
 
     def require_plain_sgd(self, why: str) -> None:
         """Refuse local steps with momentum, or of another optimiser than SGD.
@@ -86,6 +89,18 @@ class Facts(NamedTuple):
                 "local.momentum=0, or another algorithm"
             )
 
+    def require_one_rate(self, why: str) -> None:
+        """Refuse learning rates that differ among the steps of a round.
+
+        Raises:
+            ValueError: they do; ``why`` is why the method needs one rate.
+        """
+        if self.step_schedule is not None:
+            raise ValueError(
+                f"needs one learning rate in all steps of a round ({why}), found the schedule "
+                f"{self.step_schedule} by steps; set local.step_schedule=null, or another algorithm"
+            )
+
 
 class Client(NamedTuple):
     """A client in one round; numbers are 0-d tensors of float64, in a job of float32 too."""
@@ -93,7 +108,8 @@ class Client(NamedTuple):
     round: Scalar  # t, counted from zero
     step: Scalar  # k, the local step, counted from zero; 0 in begin and finish
     steps: Scalar  # K, local steps of this round
-    lr: Scalar  # eta, local learning rate of this round
+    # eta, the learning rate of the step: of the first one in begin, of the last one in finish.
+    lr: Scalar
     examples: Scalar  # n, its number of training examples
     full_grad: Any = None  # [P], of its mean loss over all examples at x, with full_gradient
     label_counts: Any = None  # [classes], its examples of each class, with needs_label_counts
@@ -106,6 +122,6 @@ class Cohort(NamedTuple):
     round: int  # t, counted from zero
     size: int  # |S|, as drawn
     population: int  # N
-    lr: float  # eta, local learning rate of this round
+    lr: float  # eta, the learning rate of the round's last local step
     grads: tuple[Vector, ...]  # the clients' plain mean at each full_gradient_point; or none
     draws: Mapping[str, Vector] = {}  # [P] each, those of server_draws; empty but in update

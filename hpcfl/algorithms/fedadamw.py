@@ -65,6 +65,7 @@ class FedAdamW(Algorithm):
 
     def resolve(self, facts: Facts) -> Self:
         facts.require_plain_sgd("its local steps are AdamW's")
+        facts.require_one_rate("its Delta divides x - y by eta K")
         return self
 
     def init_server(self, x0: Vector) -> Server:

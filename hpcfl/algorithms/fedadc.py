@@ -45,6 +45,7 @@ class FedADC(Algorithm):
 
     def resolve(self, facts: Facts) -> Self:
         facts.require_plain_sgd("its local steps have the server's momentum, algorithm.beta")
+        facts.require_one_rate("its server divides x - y by eta")
         return self
 
     def init_server(self, x0: Vector) -> Server:

@@ -59,6 +59,7 @@ class FedCM(Algorithm):
         facts.require_plain_sgd(
             "its Delta divides x - y by eta K, as K plain steps are long, and is a momentum already"
         )
+        facts.require_one_rate("its Delta divides x - y by eta K")
         return self
 
     def init_server(self, x0: Vector) -> Server:

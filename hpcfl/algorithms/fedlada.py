@@ -45,6 +45,7 @@ class FedLADA(Algorithm):
 
     def resolve(self, facts: Facts) -> Self:
         facts.require_plain_sgd("its local steps are Adam's")
+        facts.require_one_rate("its clients divide x - y by eta K")
         return self
 
     def init_server(self, x0: Vector) -> Server:

@@ -50,6 +50,7 @@ class FedMoSWA(FedSWA):
         facts.require_plain_sgd(
             "its c_i divide x - y by the sum of the rates, as plain steps are long"
         )
+        facts.require_one_rate("it has this sum for rates that fall from one eta")
         return self
 
     def init_server(self, x0: Vector) -> Any:

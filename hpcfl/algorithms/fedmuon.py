@@ -66,6 +66,7 @@ class FedMuon(Algorithm):
 
     def resolve(self, facts: Facts) -> Self:
         facts.require_plain_sgd("its local steps are Muon's")
+        facts.require_one_rate("its Delta divides x - y by eta K")
         return self
 
     def init_server(self, x0: Vector) -> Server:

@@ -43,6 +43,7 @@ class FedNova(FedProx):
             facts.require_plain_sgd(
                 "its a_i are those of momentum or of a proximal term; set mu: 0"
             )
+            facts.require_one_rate("its a_i follow from mu eta; set mu: 0")
         if facts.optimizer != "sgd":
             raise ValueError(
                 f"counts steps of SGD, not of {facts.optimizer}; set local.optimizer=sgd"

@@ -73,6 +73,7 @@ class Scaffold(Algorithm):
             facts.require_plain_sgd(
                 "option 2 takes (x - y) / (K eta) as the mean of K plain steps; set option: 1"
             )
+            facts.require_one_rate("option 2 divides x - y by K eta; set option: 1")
         return self
 
     def init_server(self, x0: Vector, grad: Vector | None = None) -> Server:

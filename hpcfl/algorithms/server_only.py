@@ -72,6 +72,7 @@ class ServerOnly(Algorithm):
 
     def resolve(self, facts: Facts) -> Self:
         facts.require_plain_sgd("its clients take no steps, the server does: algorithm.optimizer")
+        facts.require_one_rate("its server takes the steps, by one eta a round")
         return self
 
     def init_server(self, x0: Vector) -> Server:

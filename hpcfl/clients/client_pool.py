@@ -59,7 +59,7 @@ class ClientPool:
     Args:
         data: the clients' examples.
         local: the job's local section.
-        local_lr: the learning rate eta of a round, counted from zero.
+        local_lr: the learning rate eta of a round and a local step of it, counted from zero.
         seed: the job's.
         dtype: of the model.
         device: of the batches.
@@ -71,7 +71,7 @@ class ClientPool:
         data: ClientData,
         local: Local,
         *,
-        local_lr: Callable[[int], float],
+        local_lr: Callable[[int, int], float],
         seed: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -176,7 +176,8 @@ class ClientPool:
 
     def _task(self, client: int, round: int, steps: int, batches: Iterator[Batch]) -> ClientTask:
         """The task of a client with ``steps`` local steps on these batches."""
-        count, lr = self.examples[client], self._local_lr(round)
+        count, lr = self.examples[client], self._local_lr(round, 0)
+        by_step = self._local.step_schedule is not None
         return ClientTask(
             client_id=client,
             round=round,
@@ -196,6 +197,7 @@ class ClientPool:
             # key() fits an int64; one bit less, so that adding the step number cannot overflow.
             dropout_seed=key(self.seed, "dropout", round, client) >> 1,
             batch_indices=self._batch_indices(client, round, count, steps),
+            lr_of_step=partial(self._local_lr, round) if by_step else None,
         )
 
     def examples_to_try(self) -> Batch:

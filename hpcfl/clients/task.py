@@ -1,6 +1,6 @@
 """A client's local training in one round: its task and its result."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ class ClientTask(NamedTuple):
     seed: int  # of the job
     client: Client
     steps: int  # those of ``client``, as a number
-    lr: float  # likewise
+    lr: float  # of the first step, likewise
     batches: Iterator[Batch]
     """The batch of each local step."""
     full_batches: Iterator[tuple[int, Batch]]
@@ -37,6 +37,21 @@ class ClientTask(NamedTuple):
     """The seed of the first local step; that of each further step is larger by 1."""
     batch_indices: Iterator[BatchIndices]
     """The indices of the same batches, for a block that gathers those of many clients at once."""
+    lr_of_step: Callable[[int], float] | None = None
+    """The learning rate of each local step, the same of all clients of a round; None where every
+    step has ``lr``."""
+
+    def client_in(self, step: int) -> Client:
+        """The client in one of its local steps."""
+        now = self.client._replace(step=number(step)) if step else self.client
+        return now if self.lr_of_step is None else now._replace(lr=number(self.lr_of_step(step)))
+
+    @property
+    def finishing(self) -> Client:
+        """The client after its steps, with the learning rate of the last one."""
+        if self.lr_of_step is None:
+            return self.client
+        return self.client._replace(lr=number(self.lr_of_step(self.steps - 1)))
 
 
 class ClientResult(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from hpcfl.algorithms.optim import OPTIMIZERS
+from hpcfl.algorithms.optim import OPTIMIZERS, STEP_SCHEDULES
 from hpcfl.job.description import DescribedSchema
 from hpcfl.job.registry import REGISTRIES, Registry
 from hpcfl.job.schema import Job
@@ -47,8 +47,10 @@ def job_schema() -> Schema:
         choices = _choices(kind, own, sections)
         job["properties"][kind.section] = {"description": description, "anyOf": choices}
     # A name stands for its section.
+    local = sections["Local"]["properties"]
     for key, kinds in (
-        (sections["Local"]["properties"]["optimizer"], OPTIMIZERS),
+        (local["optimizer"], OPTIMIZERS),
+        (local["step_schedule"]["anyOf"][0], STEP_SCHEDULES),
         (job["properties"]["loss"], TRAINING_LOSSES),
     ):
         names = [kind for kind in kinds if kind != OWN]

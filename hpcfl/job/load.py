@@ -13,8 +13,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hpcfl.algorithms.dpfedavg import DPFedAvg
-from hpcfl.algorithms.optim import Optimizer, Own
+from hpcfl.algorithms.optim import Optimizer, Own, OwnSchedule
 from hpcfl.algorithms.optim.own import OPTIMIZER
+from hpcfl.algorithms.optim.step_schedule import STEP_SCHEDULE
+from hpcfl.clients.section import Local
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
 from hpcfl.evaluation.user_metrics import METRIC, UserMetric
@@ -261,7 +263,7 @@ def _check_rates(job: Job, file: JobFile) -> None:
 
 
 def _check_user_code(job: Job, file: JobFile) -> None:
-    """Import the metrics, the callbacks and the optimiser that a job names.
+    """Import what a job names of the user's: metrics, callbacks, optimiser, schedule, loss.
 
     Raises:
         JobError: one cannot be imported, or is something else.
@@ -276,6 +278,9 @@ def _check_user_code(job: Job, file: JobFile) -> None:
             except BrokenRuleError as e:
                 raise JobError(f"{at}: {name} {e}") from e
     _check_optimizer(f"{file.where(('local', 'optimizer'))}: local.optimizer", job.local.optimizer)
+    _check_step_schedule(
+        f"{file.where(('local', 'step_schedule'))}: local.step_schedule", job.local, job.rounds
+    )
     _check_loss(f"{file.where(('loss',))}: loss", job.loss)
     check_callbacks(
         job.callbacks, lambda index: f"{file.where(('callbacks', index))}: callbacks.{index}"
@@ -294,6 +299,26 @@ def _check_optimizer(at: str, optimizer: Optimizer | str) -> None:
     with as_job_error(f"{at}: {name}", "cannot be made with its keys", defined(cls.__init__)):
         check_arguments(f"{at}.keys", name, cls, optimizer.keys)
         cls(**optimizer.keys)
+
+
+def _check_step_schedule(at: str, local: Local, rounds: int) -> None:
+    """Import and make the step schedule of a job, where it is the user's; try its first and last.
+
+    Raises:
+        JobError: it cannot be imported or made, cannot be called, or gives no factor.
+    """
+    schedule = local.step_schedule
+    if not isinstance(schedule, OwnSchedule):
+        return
+    found, name = import_dotted(at, schedule.of, STEP_SCHEDULE), short_name(schedule.of)
+    make = vars(found).get("__init__", found) if isinstance(found, type) else found
+    with as_job_error(f"{at}: {name}", "cannot be called with its keys", defined(make)):
+        check_arguments(
+            f"{at}.keys", name, found, schedule.keys, given=0 if isinstance(found, type) else 2
+        )
+        steps = rounds * (local.steps or 1)
+        for n in (0, steps - 1):
+            schedule.factor(n, steps)
 
 
 def _check_loss(at: str, loss: TrainingLoss | str) -> None:

@@ -8,6 +8,7 @@ from hpcfl.algorithms.facts import Facts
 from hpcfl.algorithms.layout import Layout
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.job.schema import Job, LoadedJob
+from hpcfl.user_code.named_section import kind_of
 
 
 def check_full_blocks(job: Job, population: int) -> None:
@@ -89,4 +90,6 @@ def facts_of(
         loss=job.loss if isinstance(job.loss, str) else job.loss.kind,
         layout=layout,
         statistics=statistics,
+        keep_optimizer=local.keep_optimizer,
+        step_schedule=None if local.step_schedule is None else kind_of(local.step_schedule),
     )

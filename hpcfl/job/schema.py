@@ -148,8 +148,12 @@ class Job(Section):
     own; or sections of ``name`` and arguments."""
 
     def local_lr(self, round: int) -> float:
-        """Eta of a round, counted from zero."""
-        return self.local.lr_of_round(round, self.rounds)
+        """Eta of the last local step of a round, counted from zero."""
+        return self.lr_of_step(round, (self.local.steps or 1) - 1)
+
+    def lr_of_step(self, round: int, step: int) -> float:
+        """Eta of a local step of a round, both counted from zero."""
+        return self.local.lr_of_step(round, step, self.rounds)
 
 
 SECTIONS: Mapping[str, type[Section]] = {

@@ -110,13 +110,19 @@ class Block(Executor):
             carry = carry._replace(y=carry.y.clone(memory_format=torch.contiguous_format))
         # In float64, as in the sequential executor: a sum of many steps' losses.
         total = torch.zeros(self._size, dtype=torch.float64, device=device)
+        lr_of_step = tasks[0].lr_of_step  # that of all of them
         for step, batch in enumerate(self._batches.steps(tasks)):
             now = {**clients, "step": torch.full_like(total, step)}
+            if lr_of_step is not None:
+                now["lr"] = torch.full_like(total, lr_of_step(step))
             carry, losses = self._step(carry, now, batch)
             total += losses
         # The next replay of a CUDA graph overwrites its outputs, and an upload may be one of them.
         carry = tree_map(torch.clone, carry)
         clients["draws"] = self._stacked([self._draws(message, task) for task in tasks])
+        if lr_of_step is not None:
+            numbers = numbers_of(self._filled([task.finishing for task in tasks]), device)
+            clients |= zip(NUMBERS, numbers, strict=True)
         with self._reductions():
             uploads, after = vmap(
                 lambda state, own, carried: self._finish(message, state, Client(**own), carried)

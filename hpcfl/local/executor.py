@@ -150,7 +150,7 @@ class ClientByClient(Executor):
         carries, losses = self._take_steps(tasks, carries)
         for task, state, carry, loss in zip(tasks, states, carries, losses, strict=True):
             with client_errors(task, "finish"):
-                client = task.client._replace(draws=self._draws(message, task))
+                client = task.finishing._replace(draws=self._draws(message, task))
                 upload, after = self._finish(message, state, client, carry)
             results.append(ClientResult(upload, after, loss, carry.y))
         return results

@@ -10,7 +10,7 @@ A client's bits depend neither on its lane nor on their number.  Equal to ``Sequ
 rounding, as batches are padded.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hpcfl.algorithms.facts import Client
 from hpcfl.clients.client_pool import ClientPool
 from hpcfl.clients.error_context import client_errors
+from hpcfl.clients.examples import to_device
 from hpcfl.clients.padded_batches import PaddedBatch, PaddedBatches
 from hpcfl.clients.task import NUMBERS, ClientTask, ClientTensors, numbers_of, tensors_of
 from hpcfl.local.block_gradients import BlockGradients
@@ -116,19 +117,20 @@ class Lanes(ClientByClient):
         self, tasks: Sequence[ClientTask], carries: list[Carry]
     ) -> tuple[list[Carry], Sequence[Tensor]]:
         batches, memory = self._batches.steps(tasks), self._memory
-        first = next(batches)
+        first, lr_of_step = next(batches), tasks[0].lr_of_step  # the same of all of them
         slots = [
             (carry, tensors_of(task.client)) for task, carry in zip(tasks, carries, strict=True)
         ]
         if memory is None:
-            memory = _Memory(first, self._orders, slots[0], self._most_steps)
+            by_step = lr_of_step is not None
+            memory = _Memory(first, self._orders, slots[0], self._most_steps, by_step=by_step)
             memory.capture(self._plain_step if self.plain_sgd else self._step)
             self._memory = memory
         numbers = numbers_of([task.client for task in tasks], first.seeds.device)
         memory.begin(slots, numbers, first.seeds)
-        ahead, done = chain([first], batches), 0
-        while done < max(task.steps for task in tasks):
-            count = memory.fill(ahead)
+        ahead, done, most = chain([first], batches), 0, max(task.steps for task in tasks)
+        while done < most:
+            count = memory.fill(ahead, map(lr_of_step, range(done, most)) if lr_of_step else ())
             for s in range(done, done + count):
                 for lane, task in zip(memory.lanes, tasks, strict=False):
                     if s < task.steps:
@@ -201,6 +203,7 @@ class _Memory:
             the shortest, which a layer's kernels, and so the bits, may depend on.
         slot: what any client carries and has but its numbers, for the shapes.
         most_steps: of a client in a round.
+        by_step: whether every local step has a learning rate of its own.
     """
 
     def __init__(
@@ -209,6 +212,8 @@ class _Memory:
         orders: Sequence[Sequence[int]],
         slot: Slot,
         most_steps: int,
+        *,
+        by_step: bool,
     ) -> None:
         inputs, labels, counts, seeds = batch
         size = sum(leaf.nbytes for leaf in (inputs, labels, counts))
@@ -226,6 +231,7 @@ class _Memory:
         """[K], the local steps that each lane's client has taken."""
         self.totals = torch.zeros(len(seeds), dtype=torch.float64, device=seeds.device)
         """[K], the sums of the losses of these steps."""
+        self._rates = self.totals.new_zeros(self.capacity) if by_step else None
         rows = tree_map(lambda leaf: _rows(leaf, len(seeds), seeds.device), slot)
         self._slots: list[Slot] = [
             tree_map(lambda leaf, k=k: leaf[k], rows) for k in range(len(seeds))
@@ -249,8 +255,12 @@ class _Memory:
         self.taken.zero_()
         self.totals.zero_()
 
-    def fill(self, batches: Iterator[PaddedBatch]) -> int:
+    def fill(self, batches: Iterator[PaddedBatch], rates: Iterable[float]) -> int:
         """Set the batches of the next steps; the lanes begin when they are there.
+
+        Args:
+            batches: of all steps that are left.
+            rates: their learning rates; empty where all steps of a round have one.
 
         Returns:
             The number of steps: as many as there is room for, or are left.
@@ -260,6 +270,9 @@ class _Memory:
             for own, given, order in zip(self._batches, batch[:3], self._orders, strict=True):
                 own[count].copy_(given.permute(order))
             count += 1
+        if self._rates is not None:
+            given = torch.tensor([*islice(rates, count)], dtype=torch.float64)
+            self._rates[:count].copy_(to_device(given, self._rates.device))
         self.at.zero_()
         main = torch.cuda.current_stream()
         for lane in self.lanes:
@@ -280,6 +293,8 @@ class _Memory:
         carry, tensors = self._slots[k]
         numbers = dict(zip(NUMBERS, self._numbers[k], strict=True))
         numbers["step"] = self.taken[k].to(torch.float64)
+        if self._rates is not None:
+            numbers["lr"] = self._rates.index_select(0, self.at[k : k + 1])[0]
         return carry, Client(**numbers, **tensors)
 
     def count(self, k: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.clients.error_context import client_errors
-from hpcfl.clients.task import ClientResult, ClientTask, number
+from hpcfl.clients.task import ClientResult, ClientTask
 from hpcfl.local.executor import ClientByClient
 from hpcfl.local.grad import StepGrad
 from hpcfl.local.step import Carry, local_step
@@ -28,7 +28,6 @@ class Sequential(ClientByClient):
         self, tasks: Sequence[ClientTask], carries: list[Carry]
     ) -> tuple[list[Carry], Sequence[Tensor]]:
         ((task,), (carry,)) = tasks, carries
-        client, lr = task.client, task.lr
         first = carry.y.contiguous()
         self.gradient.view(first)  # which lets go of the last client's model: y has its memory
         carry = carry._replace(y=first.clone())
@@ -37,11 +36,12 @@ class Sequential(ClientByClient):
             for k in range(task.steps):
                 at.step = k
                 batch, seed = next(task.batches), task.dropout_seed + k
+                lr = task.lr if task.lr_of_step is None else task.lr_of_step(k)
                 if self.plain_sgd:  # same bits as below; the gradient is not joined to a vector
                     loss += self.gradient.descend(carry.y, batch, seed, lr, self.descent.decay)
                     continue
                 grad = StepGrad(self.gradient.on(batch, seed), carry.statistics)
-                now = client._replace(step=number(k)) if k else client
+                now = task.client_in(k)
                 carry = local_step(self.algorithm, self.descent, carry, grad, now, lr)
                 if grad.loss is not None:
                     loss += grad.loss

@@ -12,8 +12,9 @@ from types import ModuleType
 
 from torch import nn
 
-from hpcfl.algorithms.optim import Own
+from hpcfl.algorithms.optim import Own, OwnSchedule
 from hpcfl.algorithms.optim.own import OPTIMIZER
+from hpcfl.algorithms.optim.step_schedule import STEP_SCHEDULE
 from hpcfl.errors import is_of_user
 from hpcfl.evaluation.user_metrics import METRIC
 from hpcfl.io import regular
@@ -72,6 +73,8 @@ def _named(job: Job) -> Iterator[str]:
         yield _module_of(job.loss.of, LOSS)
     if isinstance(job.local.optimizer, Own):
         yield _module_of(job.local.optimizer.of, OPTIMIZER)
+    if isinstance(job.local.step_schedule, OwnSchedule):
+        yield _module_of(job.local.step_schedule.of, STEP_SCHEDULE)
 
 
 def _of_model(config: ModelConfig, model: nn.Module | None) -> Iterator[str]:

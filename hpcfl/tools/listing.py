@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.algorithms.optim import OPTIMIZERS
+from hpcfl.algorithms.optim import OPTIMIZERS, STEP_SCHEDULES
 from hpcfl.clients.sampling import CohortConfig
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
@@ -39,6 +39,7 @@ CHOICES = {
     "loss": "losses",
     "model": "models",
     "optimizer": "optimizers",
+    "step_schedule": "step_schedules",
     "task": "tasks",
 }
 _LISTED = {"algorithm": "algorithms", "data": "data", "model": "models"}  # by section
@@ -68,6 +69,7 @@ def listing(what: str | None = None) -> str:
         "cohorts": (partial(_sections, "cohort.kind"), kinds(CohortConfig)),
         "models": (partial(_sections, "model.name", base=ModelConfig), MODELS),
         "optimizers": (partial(_sections, "local.optimizer.kind"), OPTIMIZERS),
+        "step_schedules": (partial(_sections, "local.step_schedule.kind"), STEP_SCHEDULES),
         "losses": (partial(_sections, "loss.kind"), TRAINING_LOSSES),
         "tasks": (_tasks, TASKS),
         "jobs": (partial(_jobs, width), packaged_jobs()),

@@ -9,12 +9,12 @@ from typing import Any
 OWN = "own"
 
 
-def section_of(kinds: Collection[str], plain: str) -> Callable[[Any], Any]:
+def section_of(kinds: Collection[str], plain: str | None = None) -> Callable[[Any], Any]:
     """A function that makes a section of what a job has.
 
     Args:
         kinds: of sections; ``own`` among them is a class or function of the user's.
-        plain: the default, a name that has no section.
+        plain: a name that has no section, if there is one.
 
     Raises:
         ValueError: by the function, for anything else; it names the kinds.
@@ -24,6 +24,7 @@ def section_of(kinds: Collection[str], plain: str) -> Callable[[Any], Any]:
         if isinstance(given, str) and given != plain:
             given = {"kind": OWN, "of": given} if "." in given else {"kind": given}
         known = ", ".join(kind for kind in kinds if kind != OWN)
+        names = known if plain is None else f"{plain}, {known}"
         if isinstance(given, dict) and "kind" not in given:
             named = "; say kind in place of name" if str(given.get("name")) in kinds else ""
             raise ValueError(
@@ -35,9 +36,7 @@ def section_of(kinds: Collection[str], plain: str) -> Callable[[Any], Any]:
             # As a kind, a dotted path is in the wrong key.
             own = isinstance(found, str) and "." in found and OWN in kinds
             expected = f"{{kind: {OWN}, of: {found:.60}}}" if own else "a dotted path"
-            raise ValueError(
-                f"found {found!r:.60}, expected one of {plain}, {known}, or {expected}"
-            )
+            raise ValueError(f"found {found!r:.60}, expected one of {names}, or {expected}")
         return given
 
     return section

@@ -56,7 +56,7 @@ def population(local=EPOCHS, inputs=IMAGES, transform=TRANSFORM, personal=None):
     )
     return ClientPool(
         ClientData(data, ROWS, ClientTests("train", ROWS)),
-        Local(lr=1.0, **local), local_lr=lambda _: 1.0, seed=3,
+        Local(lr=1.0, **local), local_lr=lambda *_: 1.0, seed=3,
         dtype=torch.float32, device=CPU, full_batch=5,
     )  # fmt: skip
 

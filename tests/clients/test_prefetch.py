@@ -59,7 +59,7 @@ def pool(local=LOCALS[0], inputs=IMAGES, transform=TRANSFORM, personal=None):
     )  # fmt: skip
     return ClientPool(
         ClientData(data, ROWS, ClientTests("train", ROWS)),
-        Local(lr=1.0, **local), local_lr=lambda _: 1.0, seed=3,
+        Local(lr=1.0, **local), local_lr=lambda *_: 1.0, seed=3,
         dtype=torch.float32, device=torch.device("cpu"), full_batch=5,
     )  # fmt: skip
 

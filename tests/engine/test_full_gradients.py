@@ -51,7 +51,7 @@ def population(batch, rows=ROWS):
     clients = RowRanges(torch.tensor([0, 4]).numpy(), torch.tensor([4, 2]).numpy())
     return ClientPool(
         ClientData(dataset(rows), clients, ClientTests("train", clients)),
-        Local(lr=1.0), local_lr=lambda _: 1.0, seed=0,
+        Local(lr=1.0), local_lr=lambda *_: 1.0, seed=0,
         dtype=torch.float64, device=torch.device("cpu"), full_batch=batch,
     )  # fmt: skip
 

@@ -195,6 +195,9 @@ def _why(key: str, job: Mapping[str, Any]) -> str | None:
     """Why a key of a mutable section must not change; None if it may."""
     if key == "rounds" and job.get("local.schedule") == "cosine":
         return "local.schedule cosine spans all rounds"
+    kind = job.get("local.step_schedule.kind", "constant")
+    if key == "rounds" and kind != "constant":
+        return f"local.step_schedule {kind} spans all rounds"
     if key == "devices.path" and key in job and job[key] is None:
         return "their devices were drawn"
     return IMMUTABLE.get(key)

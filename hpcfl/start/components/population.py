@@ -144,7 +144,7 @@ def make_population(
     clients = ClientPool(
         ClientData(dataset, split.rows, tests, split.own_validation),
         job.local,
-        local_lr=job.local_lr,
+        local_lr=job.lr_of_step,
         seed=job.seed,
         dtype=dtype,
         device=device,
