@@ -52,6 +52,11 @@ class FedNova(FedProx):
             raise ValueError(
                 "counts steps of plain momentum, not of Nesterov's; set local.nesterov=false"
             )
+        if facts.keep_optimizer:
+            raise ValueError(
+                "has a_i of a momentum that is 0 at the start of each round; set "
+                "local.keep_optimizer=false"
+            )
         return self
 
     def finish(

@@ -16,8 +16,8 @@ from hpcfl.algorithms.layout import stand_in
 from hpcfl.algorithms.optim import Descent, Sgd
 from hpcfl.clients.error_context import client_errors
 from hpcfl.clients.task import ClientResult, ClientTask
+from hpcfl.engine.carried import Carrying
 from hpcfl.engine.hook_rules import CheckedAlgorithm, broken, known_to_server, require_form
-from hpcfl.engine.statistics import WithStatistics
 from hpcfl.engine.trial import (
     Member,
     StandIn,
@@ -84,8 +84,8 @@ class RoundSchema(NamedTuple):
         """The tensors that are summed over the cohort: upload and training loss."""
         return self.with_loss(self.upload, torch.empty((), device="meta"))
 
-    def with_statistics(self, algorithm: WithStatistics) -> "RoundSchema":
-        """The same for the method of ``algorithm``, with running statistics where it has them."""
+    def carrying(self, algorithm: Carrying) -> "RoundSchema":
+        """The same for the method of ``algorithm``, with what it carries beside it."""
         sent, kept = (
             None if own is None else torch.empty_like(own, device="meta")
             for own in (algorithm.of_server, algorithm.of_client)
@@ -93,7 +93,9 @@ class RoundSchema(NamedTuple):
         server, message, upload = (
             joined(tree, sent) for tree in (self.server, self.message, self.upload)
         )
-        state = joined(self.state, kept)
+        # A tensor of its own: a state that is the message's x itself would count as shared.
+        optimizer = algorithm.first_optimizer(torch.empty_like(self.message.x))
+        state = joined(self.state, kept, optimizer)
         return self._replace(server=server, message=message, upload=upload, state=state)
 
     def zero_mean(self, x: Vector) -> Any:
@@ -186,8 +188,8 @@ def dry_round(
         ValueError, AttributeError, ...: whatever else a faulty algorithm raises.
     """
     descent = descent or Descent(Sgd(), 0.0, stand_in(size))
-    if isinstance(algorithm, WithStatistics):
-        return dry_round(algorithm.method, size, dtype, descent).with_statistics(algorithm)
+    if isinstance(algorithm, Carrying):
+        return dry_round(algorithm.method, size, dtype, descent).carrying(algorithm)
     if size > MAX_ZEROS:
         return _dry_round(algorithm, descent, size, dtype, "meta")
     try:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.facts import Client, Cohort, FullGradientScope, Grad, RandomInit
-from hpcfl.engine.statistics import WithStatistics
+from hpcfl.engine.carried import Carrying
 from hpcfl.errors import BrokenRuleError, defined
 from hpcfl.store.schema import STORED
 from hpcfl.types import Vector
@@ -92,7 +92,7 @@ def _require_signature(algorithm: Algorithm, hook: str) -> None:
 
 def broken(algorithm: Algorithm, hook: str, rule: str) -> BrokenRuleError:
     """The error of a hook that breaks a rule."""
-    cls = type(algorithm.method if isinstance(algorithm, WithStatistics) else algorithm)
+    cls = type(algorithm.method if isinstance(algorithm, Carrying) else algorithm)
     return BrokenRuleError(f"{cls.__name__}.{hook} {rule}", defined(getattr(cls, hook)))
 
 

@@ -5,11 +5,11 @@ from time import monotonic
 from typing import Any
 
 from hpcfl.clients.error_context import round_errors
+from hpcfl.engine.carried import evaluated_point
 from hpcfl.engine.requests import local_values
 from hpcfl.engine.round import run_round
 from hpcfl.engine.round_zero import run_round_zero
 from hpcfl.engine.run import Run
-from hpcfl.engine.statistics import evaluated_point
 from hpcfl.io.signals import stopped
 from hpcfl.runs.score_names import OF_SERVER
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from hpcfl.clients.error_context import client_errors, round_errors
+from hpcfl.engine.carried import evaluated_point
 from hpcfl.engine.dry_round import nbytes
 from hpcfl.engine.full_gradients import plain_mean
 from hpcfl.engine.hook_rules import require_form
 from hpcfl.engine.requests import RoundRequests, local_values
 from hpcfl.engine.run import Run
-from hpcfl.engine.statistics import evaluated_point
 from hpcfl.io.signals import stopped
 from hpcfl.local.joined import at_statistics, split
 from hpcfl.runs.log_keys import SIMULATED

@@ -104,12 +104,12 @@ class Executor(ABC):
 
     def _begin(self, message: Any, state: Any, client: Client) -> Carry:
         """What a client carries into its first step."""
-        (message, sent), (state, own) = split(message), split(state)
+        (message, sent, _), (state, own, kept) = split(message), split(state)
         statistics = sent if own is None else own
         local = self.algorithm.begin(message, state, client)
         y = self.algorithm.first_point(message, state, client)
         moved = () if statistics is None else (statistics,)
-        return Carry(y, local, self.descent.init(y), moved)
+        return Carry(y, local, self.descent.init(y) if kept is None else kept, moved)
 
     def _draws(self, message: Any, task: ClientTask) -> dict[str, Vector]:
         """The random vectors that the algorithm asks for."""
@@ -118,15 +118,14 @@ class Executor(ABC):
 
     def _finish(self, message: Any, state: Any, client: Client, carry: Carry) -> tuple[Any, Any]:
         """A client's upload and its new state."""
-        y, local, _, statistics = carry
-        message, (state, own) = split(message).tree, split(state)
+        y, local, optimizer, statistics = carry
+        message, (state, own, kept) = split(message).tree, split(state)
         upload, after = self.algorithm.finish(y, local, message, state, client)
-        for moved in statistics:  # back to where they are from
-            if own is None:
-                upload = joined(upload, moved)
-            else:
-                after = joined(after, moved)
-        return upload, after
+        # Back to where they are from.
+        (moved,) = statistics or (None,)
+        if own is None:
+            upload, moved = joined(upload, moved), None
+        return upload, joined(after, moved, None if kept is None else optimizer)
 
     def _with_received(self, state: Any, x: Vector) -> Any:
         """The state of a client, where the shared fields are the received model itself."""

@@ -1,57 +1,93 @@
-"""Running statistics [Q] as the last field of a message, an upload or a client's state.
+"""What hpcfl carries as the last fields of a method's messages, uploads and client states.
 
-So they are sent, averaged and stored beside a method's own tensors, whose hooks never see them.
+Running statistics [Q] of the model, and the state of a client's optimiser where it is kept.  So
+they are sent, averaged and stored beside a method's own tensors, whose hooks never see them.
 """
 
+import re
 from collections import namedtuple
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 
 from hpcfl.errors import BrokenRuleError
 from hpcfl.types import Vector
 
-FIELD = "statistics"
+STATISTICS, OPTIMIZER = "statistics", "optimizer"
 
 
 class Split(NamedTuple):
-    """A tree of a method, and the running statistics that lay beside it."""
+    """A tree of a method, and what lay beside it."""
 
     tree: Any
     statistics: Vector | None
     """None where the tree has none."""
+    optimizer: Any
+    """The state of the client's optimiser; None where the tree has none."""
+
+
+class _Beside(NamedTuple):
+    """What a wider type has behind the fields of a method's."""
+
+    inner: Any  # the method's NamedTuple
+    has_statistics: bool
+    optimizer: TreeSpec | None  # the structure of the optimiser's state, whose leaves are fields
 
 
 @cache
-def _type_with_statistics(inner: Any) -> Any:
-    """The NamedTuple of a method's with one field more.
+def _wider_type(beside: _Beside) -> Any:
+    """The NamedTuple of a method's with more fields: one of statistics, one a tensor of a state.
 
     Raises:
-        BrokenRuleError: the method has a field of this name.
+        BrokenRuleError: the method has a field of one of these names.
     """
-    if FIELD in inner._fields:
-        raise BrokenRuleError(
-            f"{inner.__name__} has a field {FIELD}, which hpcfl adds for a model with batch "
-            "normalisation; rename it"
-        )
-    names = [*inner._fields, FIELD]
-    made: Any = type(inner.__name__, (namedtuple("_", names),), {"without_statistics": inner})
+    inner, has_statistics, optimizer = beside
+    names = [STATISTICS] * has_statistics + ([] if optimizer is None else _names(optimizer))
+    for name in names:
+        if name in inner._fields:
+            why = "a model with batch normalisation" if name == STATISTICS else "a kept optimiser"
+            raise BrokenRuleError(
+                f"{inner.__name__} has a field {name}, which hpcfl adds for {why}; rename it"
+            )
+    fields = namedtuple("_", [*inner._fields, *names])
+    # No field begins with an underscore.
+    made: Any = type(inner.__name__, (fields,), {"_beside": beside})
     return made
 
 
-def joined(tree: Any, statistics: Vector | None) -> Any:
-    """A method's NamedTuple with the statistics as its last field; itself without any."""
-    kind: Any = type(tree)
-    return tree if statistics is None else _type_with_statistics(kind)(*tree, statistics)
+def _names(form: TreeSpec) -> list[str]:
+    """Names of the tensors of an optimiser's state: "optimizer_m"; "optimizer" of one tensor."""
+    paths, _ = tree_flatten_with_path(tree_unflatten([0] * form.num_leaves, form))
+    return [re.sub(r"\W+", "_", f"{OPTIMIZER}{keystr(path)}").rstrip("_") for path, _ in paths]
+
+
+def joined(tree: Any, statistics: Vector | None = None, optimizer: Any = None) -> Any:
+    """A method's NamedTuple with what is not None as its last fields; itself without any."""
+    if statistics is None and optimizer is None:
+        return tree
+    leaves, form = ([], None) if optimizer is None else tree_flatten(optimizer)
+    wider = _wider_type(_Beside(type(tree), statistics is not None, form))
+    return wider(*tree, *([] if statistics is None else [statistics]), *leaves)
 
 
 def split(tree: Any) -> Split:
     """Undo ``joined``."""
-    if not hasattr(type(tree), "without_statistics"):
-        return Split(tree, None)
-    *fields, statistics = tree
-    return Split(type(tree).without_statistics(*fields), statistics)
+    beside: _Beside | None = getattr(type(tree), "_beside", None)
+    if beside is None:
+        return Split(tree, None, None)
+    own = len(beside.inner._fields)
+    statistics = tree[own] if beside.has_statistics else None
+    leaves, form = tree[own + beside.has_statistics :], beside.optimizer
+    optimizer = None if form is None else tree_unflatten(leaves, form)
+    return Split(beside.inner(*tree[:own]), statistics, optimizer)
 
 
 def at_statistics(x: Vector, statistics: Vector | None) -> Vector:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.base import Algorithm
 from hpcfl.checkpoint.verify import verify_states
 from hpcfl.comm.failure import raise_collectively
 from hpcfl.engine.dry_round import dry_round
@@ -25,6 +24,7 @@ from hpcfl.errors import DiskError, HpcflError, JobError, StoreError, file_error
 from hpcfl.io import regular
 from hpcfl.io.atomic import PART, make_folder, sync_folder, write_by, write_file
 from hpcfl.io.files import present
+from hpcfl.job.schema import Job
 from hpcfl.runs.branches import Branch, parse_branches, write_branches
 from hpcfl.runs.client_table import table_until
 from hpcfl.runs.job_file.settings import flatten, written
@@ -41,7 +41,7 @@ from hpcfl.runs.manifest import (
 from hpcfl.runs.names import FOLDER, require_kind
 from hpcfl.runs.requests import is_done
 from hpcfl.start.components.components import Components
-from hpcfl.start.components.training import with_statistics
+from hpcfl.start.components.training import carrying
 from hpcfl.start.resume import agree_on_checkpoint, with_initial_model
 from hpcfl.start.resume_request import ResumeRequest
 from hpcfl.start.session import RankSession
@@ -88,7 +88,7 @@ def copy_run(session: RankSession, request: ResumeRequest) -> ResumeRequest:
         if request.parent is not None:
             tree = components.loaded.tree  # its defaults are resolved
             branch = Branch.of(source.root, at.round, flatten(request.parent.tree), flatten(tree))
-            _require_branch(components, request.parent.job.algorithm, source, at.round)
+            _require_branch(components, request.parent.job, source, at.round)
             job = source.job_text(tree)
     with (
         request.suggest_older(kept),
@@ -248,22 +248,22 @@ def _finish(request: ResumeRequest, at: Checkpoint, part: RunDir, copy: Path) ->
     sync_folder(copy.parent)
 
 
-def _require_branch(components: Components, parent: Algorithm, source: RunDir, round: int) -> None:
+def _require_branch(components: Components, job: Job, source: RunDir, round: int) -> None:
     """Refuse a branch that has no round left, or states of another form than its parent's.
 
     Raises:
         JobError: it has, or what precedes round 1 would have been another: the first server, or a
             warm start, which only one of the two has.
     """
-    algorithm, model = components.job.algorithm, components.model
-    x0, statistics = model.x0, model.initial_statistics
-    carrying = with_statistics(components.job, parent.with_facts(algorithm.facts), statistics)
-    before = dry_round(carrying, x0.numel(), x0.dtype)
+    algorithm, model, parent = components.job.algorithm, components.model, job.algorithm
+    x0, statistics, descent = model.x0, model.initial_statistics, job.local.descent(model.layout)
+    former = carrying(job, parent.with_facts(algorithm.facts), statistics, descent)
+    before = dry_round(former, x0.numel(), x0.dtype, descent)
     if before.form != components.training.schema.form:
         why = "the states of the server or of the clients would have another form"
     elif parent.warm_start != algorithm.warm_start:
         why = "the states before round 1 would have been others"
-    elif not _same(*(one.init_server(x0) for one in (carrying, components.training.algorithm))):
+    elif not _same(*(one.init_server(x0) for one in (former, components.training.algorithm))):
         why = "it begins with the parent's server, which had the other value"
     else:
         why = ""

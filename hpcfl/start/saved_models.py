@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.layout import stand_in
+from hpcfl.algorithms.optim import Own
 from hpcfl.checkpoint import initial
 from hpcfl.checkpoint.best import BestModel
 from hpcfl.checkpoint.buffers import read as read_buffers
 from hpcfl.checkpoint.buffers import stored_names
 from hpcfl.checkpoint.format import read_checkpoint
 from hpcfl.data.split import split_examples
+from hpcfl.engine.carried import evaluated_point, personal_point
 from hpcfl.engine.dry_round import dry_round
-from hpcfl.engine.statistics import evaluated_point, personal_point
 from hpcfl.errors import JobError, StoreError
 from hpcfl.io.files import readable
 from hpcfl.job.resolve import carried_statistics, facts_of
@@ -45,7 +47,7 @@ from hpcfl.seeds import key
 from hpcfl.start.components.initial_model import build_model, draw_model
 from hpcfl.start.components.load_data import load_data
 from hpcfl.start.components.model_function import model_function, require_of_run
-from hpcfl.start.components.training import stored, with_statistics
+from hpcfl.start.components.training import carrying, stored
 from hpcfl.start.load_run import load_run
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
@@ -168,7 +170,10 @@ class SavedModels:
         carried = None if statistics is None else carried_statistics(job)
         facts = facts_of(job, clients, start.get("classes"), None, carried)
         facts = facts._replace(layout=cache(lambda: layout_of(self._module)))
-        algorithm = with_statistics(job, job.algorithm.with_facts(facts), statistics)
+        # The form of a kept state follows from the layout in a user's optimiser at most.
+        asks = job.local.keep_optimizer and isinstance(job.local.optimizer, Own)
+        descent = job.local.descent(layout_of(self._module) if asks else stand_in(x0.numel()))
+        algorithm = carrying(job, job.algorithm.with_facts(facts), statistics, descent)
         schema = dry_round(algorithm, x0.numel(), x0.dtype)
         found = read_checkpoint(checkpoint, schema.server, torch.device("cpu"))
         x, kept, own = evaluated_point(algorithm, found.server), stored(job, schema), Arrays()

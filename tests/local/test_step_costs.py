@@ -171,7 +171,7 @@ def count_lane(name, case):
     pair = Batch(inputs[0], labels[0])
     lanes = Lanes(one, LaneGradients(model, loss), PaddedBatches(1, case.batch), pair, (), 1)
     slot = (Carry(y, local, one.descent.init(y)), {})
-    memory = _Memory(batch, lanes._orders, slot, 1)
+    memory = _Memory(batch, lanes._orders, slot, 1, by_step=False)
     with Count() as count:
         lanes._plain_step(memory, 0)
     return count

@@ -116,6 +116,50 @@ def test_a_cosine_binds_the_rounds():
         require_allowed(cosine, after, Path("runs/a"), copied=False)
 
 
+def rate(n, steps):
+    return 1.0
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "own", "constant"])
+def test_a_schedule_by_steps_binds_the_rounds(kind):
+    """Unless its rates do not depend on their number."""
+    schedule = f"{__name__}.rate" if kind == "own" else kind
+    given = [f"local={{lr: 0.1, steps: 3, step_schedule: {schedule}}}"]
+    before, after = settings(*given), settings(*given, "rounds=9")
+    if kind == "constant":
+        require_allowed(before, after, Path("runs/a"), copied=False)
+    else:
+        with pytest.raises(JobError, match=f"local.step_schedule {kind} spans all rounds"):
+            require_allowed(before, after, Path("runs/a"), copied=False)
+    require_allowed(before, after, Path("runs/a"), copied=True)
+
+
+ADAM = "local={lr: 0.1, steps: 3, optimizer: adam, keep_optimizer: true}"
+CHANGES = {
+    "local.keep_optimizer=false": "have their optimiser's, or have none",
+    "local.optimizer=adamw": "are of this optimiser",
+    "local={lr: 0.1, steps: 3, optimizer: sgd, momentum: 0.9, keep_optimizer: true}": "are of this",
+    "local.optimizer={kind: adam, b2: 0.9}": None,
+    "local={lr: 0.2, epochs: 1, optimizer: adam, keep_optimizer: true}": None,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_branch_keeps_the_kind_of_a_kept_optimizer(change):
+    before, after, said = settings(ADAM), settings(ADAM, change), CHANGES[change]
+    if said is None:
+        require_allowed(before, after, Path("runs/a"), copied=True)
+    else:
+        with pytest.raises(JobError, match=f"a branch keeps it: the stored states .* {said}"):
+            require_allowed(before, after, Path("runs/a"), copied=True)
+
+
+def test_a_branch_may_say_that_no_optimizer_is_kept():
+    """Which is the same as not to say it."""
+    after = settings("local.keep_optimizer=false")
+    require_allowed(settings(), after, Path("runs/a"), copied=True)
+
+
 @pytest.mark.parametrize("key", ["rounds", "roundsX", "evaluate_more.every", "store", "storeX"])
 def test_a_key_is_free_by_its_whole_name(key):
     assert is_mutable(key, {}) == (key == "rounds")
@@ -133,7 +177,7 @@ def test_every_key_may_change_in_a_branch_or_not_as_written_here():
             kept.append(key)
     free = {key.partition(".")[0] for key in job if key not in kept}
     assert [key for key in kept if key.partition(".")[0] not in ("data", "model")] == [
-        *("task", "devices", "algorithm.name", "seed", "store.dtype"),
+        *("task", "devices", "algorithm.name", "local.keep_optimizer", "seed", "store.dtype"),
     ]
     assert free >= {"algorithm", "cohort", "local", "weights", "precision"}
     only_some = {"cohort.path", "algorithm.personal"}  # of some cohorts and methods

@@ -179,6 +179,11 @@ def _why_not_in_branch(key: str, before: Settings, after: Settings) -> str | Non
     if key == "precision":
         double = "float64" in (before.get(key), after.get(key))
         return "the model and the states have another dtype in float64" if double else None
+    if key == "local.keep_optimizer" and bool(before.get(key)) != bool(after.get(key)):
+        return "the stored states of the clients have their optimiser's, or have none"
+    of_optimizer = ("local.optimizer", "local.optimizer.kind", "local.optimizer.of")
+    if before.get("local.keep_optimizer") and key in of_optimizer:
+        return "the stored states of the clients are of this optimiser"
     private = before.get("algorithm.name") == "dpfedavg"
     if private and key.startswith(("algorithm.noise", "algorithm.delta", "cohort")):
         return "epsilon counts all rounds alike"

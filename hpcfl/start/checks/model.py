@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hpcfl.engine.statistics import WithStatistics
+from hpcfl.engine.carried import Carrying
 from hpcfl.engine.trial import digest
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.models.flat_vector import trained
@@ -57,7 +57,7 @@ def check_normalization(components: Components) -> None:
                 "its momentum (torch's is 0.1), or model.statistics=frozen"
             )
     algorithm = components.training.algorithm
-    local = isinstance(algorithm, WithStatistics) and algorithm.carried == "local"
+    local = isinstance(algorithm, Carrying) and algorithm.carried == "local"
     if local and algorithm.full_gradient != "none":
         raise JobError(
             f"model.statistics: {method} does not go with local (its full gradients are taken by "

@@ -28,7 +28,8 @@ def padding_notes(components: Components) -> tuple[str, ...]:
     if not own or job.executor not in MANY_CLIENTS or len(pool) == 1:
         return ()
     # By plain SGD: Adam makes of a gradient that is rounding, as before a normalisation, a step.
-    plain = replace(job, local=replace(job.local, optimizer="sgd"))
+    # It leaves a kept state of the job's optimiser as it is.
+    plain = replace(job, local=replace(job.local, optimizer="sgd", keep_optimizer=None))
     loaded = replace(components.loaded, job=plain)
     two = with_executor(components.with_job(loaded), job.executor, 2)
     gradient = two.gradient()

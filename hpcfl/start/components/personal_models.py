@@ -5,7 +5,7 @@ from typing import Any
 
 from hpcfl.algorithms.base import Message
 from hpcfl.clients.client_states import ClientStates
-from hpcfl.engine.statistics import personal_point
+from hpcfl.engine.carried import personal_point
 from hpcfl.local.executor import Executor
 from hpcfl.local.fine_tuning import FineTuning, Start
 from hpcfl.local.gradient import Gradient

@@ -1,10 +1,15 @@
-"""Carry a model's running statistics [Q] through the rounds of any method, beside its vectors.
+"""Carry through the rounds of any method, beside its tensors, what belongs to none.
+
+Running statistics [Q] of a model:
 
 mean    the server has them and sends them; a client's local steps move them, by the first gradient
         of each step; it sends them back, and the server's become their mean by the job's weights
 local   every client has its own, from the initial ones on; they are never sent
 
-An executor moves them (``hpcfl.local.executor``); ``WithStatistics`` is the server's side.
+The state of a client's optimiser, where it is kept (``local.keep_optimizer``): the client's own,
+from that of the initial model on; never sent, and not touched in rounds without the client.
+
+An executor moves both (``hpcfl.local.executor``); ``Carrying`` is the server's side.
 """
 
 from collections.abc import Mapping
@@ -12,6 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.facts import Client, Cohort, Facts, RandomInit
+from hpcfl.algorithms.optim import Descent
 from hpcfl.local.joined import at_statistics, joined, split
 from hpcfl.types import Scalar, Vector
 
@@ -24,7 +30,7 @@ def evaluated_point(algorithm: Algorithm, server: Any) -> Vector:
     Where clients keep their own, those are the initial ones.
     """
     statistics = split(server).statistics
-    if statistics is None and isinstance(algorithm, WithStatistics):
+    if statistics is None and isinstance(algorithm, Carrying):
         statistics = algorithm.initial
     return at_statistics(algorithm.evaluated(server), statistics)
 
@@ -37,40 +43,52 @@ def personal_point(algorithm: Algorithm, point: Vector, state: Any) -> Vector | 
         point: [P] or [P + Q], the evaluated model.
         state: of the client.
     """
-    if not isinstance(algorithm, WithStatistics):
+    initial = algorithm.initial if isinstance(algorithm, Carrying) else None
+    if initial is None:
         return algorithm.personal_model(point, state)
-    size = len(point) - len(algorithm.initial)
+    size = len(point) - len(initial)
     made, own = algorithm.personal_model(point[:size], state), split(state).statistics
     return None if made is None else at_statistics(made, point[size:] if own is None else own)
 
 
-class WithStatistics(Algorithm):
-    """A method whose server, or whose clients, have running statistics.
+class Carrying(Algorithm):
+    """A method whose server, or whose clients, have running statistics or optimiser states.
 
     Its own facts, and what it says of itself, are the method's.  An executor trains the method
     itself: only the hooks that the server calls are here.
 
     Args:
         method: whose hooks these call.
-        initial: [Q], the statistics that the model was made with.
+        initial: [Q], the statistics that the model was made with; None where rounds move none.
         carried: who has them.
+        kept: the clients' optimiser, if they keep its state.
     """
 
-    def __init__(self, method: Algorithm, initial: Vector, carried: Carried) -> None:
+    def __init__(
+        self,
+        method: Algorithm,
+        initial: Vector | None,
+        carried: Carried | None,
+        kept: Descent | None = None,
+    ) -> None:
         for name in Algorithm.__annotations__:
             if hasattr(method, name):  # no facts are known yet in some trials
                 object.__setattr__(self, name, getattr(method, name))
-        self.method, self.initial, self.carried = method, initial, carried
+        self.method, self.initial, self.carried, self.kept = method, initial, carried, kept
 
     @property
     def of_server(self) -> Vector | None:
-        """Those of the first server; None if clients keep their own."""
+        """The statistics of the first server; None if it has none."""
         return None if self.carried == "local" else self.initial
 
     @property
     def of_client(self) -> Vector | None:
-        """Those of a client's first state; None if the server has them."""
+        """Those of a client's first state; None if it has none."""
         return self.initial if self.carried == "local" else None
+
+    def first_optimizer(self, x0: Vector) -> Any:
+        """The state of a client's optimiser before its first round; None if none is kept."""
+        return None if self.kept is None else self.kept.init(x0)
 
     @property
     def full_gradient(self) -> Any:
@@ -82,28 +100,29 @@ class WithStatistics(Algorithm):
         """As of the method."""
         return self.method.warm_start
 
-    def with_facts(self, facts: Facts) -> "WithStatistics":
+    def with_facts(self, facts: Facts) -> "Carrying":
         """A copy whose method has these facts."""
-        return WithStatistics(self.method.with_facts(facts), self.initial, self.carried)
+        return Carrying(self.method.with_facts(facts), self.initial, self.carried, self.kept)
 
     def init_server(self, x0: Vector, *grad: Vector) -> Any:
         return joined(self.method.init_server(x0, *grad), self.of_server)
 
     def init_client(self, x0: Vector, random_init: RandomInit, *grad: Vector) -> Any:
-        return joined(self.method.init_client(x0, random_init, *grad), self.of_client)
+        state = self.method.init_client(x0, random_init, *grad)
+        return joined(state, self.of_client, self.first_optimizer(x0))
 
     def full_gradient_points(self, server: Any) -> tuple[Vector, ...]:
         return self.method.full_gradient_points(split(server).tree)
 
     def broadcast(self, server: Any, cohort: Cohort) -> Any:
-        inner, statistics = split(server)
+        inner, statistics, _ = split(server)
         return joined(self.method.broadcast(inner, cohort), statistics)
 
     def begin(self, message: Any, state: Any, client: Client) -> NoReturn:
-        raise TypeError("an executor trains the method, not the server's side of its statistics")
+        raise TypeError("an executor trains the method, not the server's side of what it carries")
 
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
-        (inner, before), (means, after) = split(server), split(mean)
+        (inner, before, _), (means, after, _) = split(server), split(mean)
         # The mean of no clients is zero.
         statistics = after if cohort.size else before
         return joined(self.method.update(inner, means, cohort), statistics)
@@ -124,9 +143,9 @@ class WithStatistics(Algorithm):
         return self.of_client is not None or self.method.has_personal_models
 
     def down_bytes(self, message: Any) -> int:
-        inner, statistics = split(message)
+        inner, statistics, _ = split(message)
         return self.method.down_bytes(inner) + (0 if statistics is None else statistics.nbytes)
 
     def up_bytes(self, upload: Any) -> int:
-        inner, statistics = split(upload)
+        inner, statistics, _ = split(upload)
         return self.method.up_bytes(inner) + (0 if statistics is None else statistics.nbytes)
