@@ -55,6 +55,8 @@ class RoundSchema(NamedTuple):
     """Number of gradients in a local step."""
     forwards: int
     """Number of forward passes in a local step beside them."""
+    own_losses: int
+    """Number of the gradients that are of another loss than the job's."""
     points: int
     """Number of points at which a client takes full gradients in a round."""
 
@@ -243,6 +245,7 @@ def _dry_round(
         local_model,
         gradients=model.gradients,
         forwards=model.forwards,
+        own_losses=model.own_losses,
         points=len(full_points),
     )
 

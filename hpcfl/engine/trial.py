@@ -70,7 +70,7 @@ class StandIn:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self.gradients = self.forwards = 0
+        self.gradients = self.forwards = self.own_losses = 0
         """How often each was asked for."""
 
     def on(self, batch: Batch, seed: int) -> "_StandInBatch":
@@ -102,6 +102,7 @@ class _StandInBatch:
         if terms is not None:
             forward = self._model.forward(point)
             check_terms(terms(forward), forward.losses)
+            self._model.own_losses += 1
         self._model.gradients += 1
         return point.new_zeros(()), point + self._inputs, statistics
 

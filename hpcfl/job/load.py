@@ -161,6 +161,7 @@ LARGEST: Mapping[Key, float] = {
     ("rounds",): 1_000_000,  # all cohorts are drawn before round 1
     ("local", "epochs"): 1_000_000,
     ("local", "steps"): 1_000_000_000,
+    ("local", "accumulate"): 1024,  # masks of dropout differ among so many calls of a layer
     ("local", "lr"): 1e300,  # a step beyond is no number that torch takes
     ("local", "weight_decay"): 1e300,
     ("algorithm", "tau"): 100_000,
@@ -236,6 +237,13 @@ def _check_coherent(job: Job, file: JobFile) -> None:
         raise JobError(
             f"{file.where(('block_size',))}: block_size: found with executor sequential ({said}), "
             "which takes one client at a time; say executor: block, or block_size: null"
+        )
+    if job.local.accumulate > 1 and job.executor not in ("sequential", "auto"):
+        raise JobError(
+            f"{file.where(('local', 'accumulate'))}: local.accumulate: found "
+            f"{job.local.accumulate} with executor {job.executor}, which computes whole batches of "
+            "many clients at once; say executor: sequential, or a smaller block_size and "
+            "accumulate: 1"
         )
     own_models = job.algorithm.has_personal_models or carried_statistics(job) == "local"
     if job.evaluate.personal is True and not own_models:

@@ -16,7 +16,7 @@ from hpcfl.local.layers import aligned
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
 from hpcfl.models.flat_vector import last_dense, layout_of, trained
-from hpcfl.models.losses import TermLoss, label_mask, widen
+from hpcfl.models.losses import TermLoss, label_mask, terms, widen
 from hpcfl.models.statistics import RunningStatistics
 from hpcfl.types import Batch, Vector
 
@@ -36,6 +36,7 @@ class Gradient:
         bf16: whether to autocast to bfloat16.
         clip: the largest norm of a stochastic gradient.
         statistics: the model's, if batches move any.
+        parts: in which the batch of a local step is computed, one after the other.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Gradient:
         bf16: bool = False,
         clip: float | None = None,
         statistics: RunningStatistics | None = None,
+        parts: int = 1,
     ) -> None:
         self.model, self.loss, self.bf16, self.clip = model, loss, bf16, clip
-        self.statistics = statistics
+        self.statistics, self._parts = statistics, parts
         self._uncounted = nullcontext if statistics is None else statistics.uncounted
         self._always_in_evaluation = [layer for layer in model.modules() if not layer.training]
         self._layout, self._last_dense = layout_of(model), last_dense(model)
@@ -68,7 +70,8 @@ class Gradient:
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[Tensor, Vector]:
         """Mean loss and gradient on a batch, clipped; dropout masks follow from ``seed``."""
         self._seed_layers(seed)
-        value, grad = self._value_and_grad(point, batch)
+        value, grads = self._in_parts(point, batch)
+        grad = torch.cat([grad.reshape(-1) for grad in grads])
         if self.clip is not None:
             grad = clipped(grad, self.clip)
         return value, grad
@@ -108,7 +111,7 @@ class Gradient:
         gradients of all parameters in one vector.
         """
         self._seed_layers(seed)
-        value, grads = self._loss_and_grads(y, batch)
+        value, grads = self._in_parts(y, batch)
         with torch.no_grad():
             steps = grads
             if weight_decay:
@@ -192,6 +195,23 @@ class Gradient:
     def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
         value, grads = self._loss_and_grads(point, batch)
         return value, torch.cat([grad.reshape(-1) for grad in grads])
+
+    def _in_parts(self, point: Vector, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Mean loss and gradients on the batch of a local step, of which a part is in memory."""
+        if self._parts == 1:
+            return self._loss_and_grads(point, batch)
+        self.view(point)  # also where no part has a term
+        value, count = point.new_zeros(()), 0
+        grads = tuple(torch.zeros_like(parameter.detach()) for parameter in self._parameters)
+        for inputs, labels in zip(*(leaf.tensor_split(self._parts) for leaf in batch), strict=True):
+            weight = terms(self.loss.name, labels)
+            if weight:  # none of a part without examples, where the batch has fewer than parts
+                mean, own = self._loss_and_grads(point, Batch(inputs, labels))
+                value = value + weight * mean
+                torch._foreach_add_(grads, own, alpha=weight)
+            count += weight
+        torch._foreach_div_(grads, max(count, 1))
+        return value / max(count, 1), grads
 
     def _loss_and_grads(self, point: Vector, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.chain is not None and self.chain.takes(batch):

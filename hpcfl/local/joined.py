@@ -57,9 +57,8 @@ def _wider_type(beside: _Beside) -> Any:
             raise BrokenRuleError(
                 f"{inner.__name__} has a field {name}, which hpcfl adds for {why}; rename it"
             )
-    fields = namedtuple("_", [*inner._fields, *names])
-    # No field begins with an underscore.
-    made: Any = type(inner.__name__, (fields,), {"_beside": beside})
+    fields = [*inner._fields, *names]  # none of which begins with an underscore
+    made: Any = type(inner.__name__, (namedtuple("_", fields),), {"_beside": beside})
     return made
 
 

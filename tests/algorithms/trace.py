@@ -57,7 +57,8 @@ class _Heard(Gradient):
 
     def __init__(self, parts: Components) -> None:
         loss, clip = LOSSES[parts.population.dataset.loss], parts.job.local.clip
-        super().__init__(parts.model.module, loss, clip=clip, statistics=parts.model.statistics)
+        statistics, count = parts.model.statistics, parts.job.local.accumulate
+        super().__init__(parts.model.module, loss, clip=clip, statistics=statistics, parts=count)
         self.answers: list[Array] = []
 
     def stochastic(self, point: Vector, batch: Batch, seed: int) -> tuple[torch.Tensor, Vector]:

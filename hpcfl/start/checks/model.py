@@ -317,7 +317,8 @@ def loss_notes(trial: Trial) -> tuple[str, ...]:
         return ()
     return (
         f"warning: {_loss_name(loss)}: its term of an example depends on the other "
-        "examples of the batch: losses depend on evaluate.batch_size; if that is not meant, let it "
+        "examples of the batch: losses depend on evaluate.batch_size, and on local.accumulate; if "
+        "that is not meant, let it "
         "compute each term of one example's output and label",
     )
 

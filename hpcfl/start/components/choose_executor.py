@@ -72,6 +72,8 @@ def choose_executor(
     at_once = size or equal_size(components) or clients_at_once(components)
     is_chain = components.gradient().chain is not None
     names, why = rule(components.model, asked.precision, at_once, is_chain=is_chain)
+    if asked.local.accumulate > 1:
+        names, why = (), "local.accumulate takes a batch in parts"
     for name in names:
         many = with_executor(components, name, size)
         try:

@@ -100,6 +100,7 @@ class Components:
             bf16=self.job.precision == "bf16",
             clip=self.job.local.clip,
             statistics=self.model.statistics,
+            parts=self.job.local.accumulate,
         )
 
     def function(self) -> ModelFunction:

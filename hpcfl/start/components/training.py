@@ -15,6 +15,7 @@ from hpcfl.engine.hook_rules import hook_advice
 from hpcfl.errors import JobError, as_job_error
 from hpcfl.job.resolve import carried_statistics
 from hpcfl.job.schema import Job, LoadedJob
+from hpcfl.models.statistics import normalises_batches
 from hpcfl.start.components.model import Model
 from hpcfl.store.schema import STORED, StateSchema
 from hpcfl.types import Vector
@@ -47,6 +48,8 @@ def make_training(loaded: LoadedJob, model: Model) -> Training:
     name = f"algorithm.name: {loaded.names['algorithm']}"
     with as_job_error(name, "its dry round failed", "", job.algorithm, advice=hook_advice):
         schema = dry_round(algorithm, x0.numel(), x0.dtype, descent)
+    if job.local.accumulate > 1:
+        _check_parts(loaded, model, schema)
     return Training(algorithm, schema, stored(job, schema), descent)
 
 
@@ -78,6 +81,26 @@ def _check_kept(job: Job, descent: Descent, x0: Vector) -> None:
         )
     if not any(leaf.numel() for leaf in tree_leaves(state)):
         raise JobError(f"{at} has no state to keep; set local.keep_optimizer=false")
+
+
+def _check_parts(loaded: LoadedJob, model: Model, schema: RoundSchema) -> None:
+    """Refuse batches in parts where a part is not computed as in the whole batch.
+
+    Raises:
+        JobError: the model normalises over its batch, or the algorithm looks at the whole batch.
+    """
+    at = f"local.accumulate: found {loaded.job.local.accumulate}"
+    cure = "set local.accumulate=1"
+    if normalises_batches(model.module):
+        raise JobError(
+            f"{at}, but model.name: {loaded.names['model']} normalises by the statistics of its "
+            f"batch, of which a part has others; {cure}, or model.statistics=frozen"
+        )
+    if schema.forwards or schema.own_losses:
+        raise JobError(
+            f"{at}, but algorithm.name: {loaded.names['algorithm']} has a loss of its own, which "
+            f"may depend on the outputs of the whole batch; {cure}"
+        )
 
 
 def _form(state: Any) -> str:
