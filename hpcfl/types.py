@@ -40,8 +40,10 @@ Seed = Annotated[int, Interval(ge=0, lt=2**63)]
 # Of a class or function, which hpcfl.user_code.find_object alone imports.
 DottedPath = Annotated[str, "dotted path"]
 
-LossName = Literal["cross_entropy", "tokens", "squared", "quadratic"]
-PAD = 0  # the class of tokens that fill up a sentence; losses and metrics leave them out
+LossName = Literal["cross_entropy", "tokens", "squared", "bits", "quadratic"]
+ANSWERED: tuple[LossName, ...] = ("cross_entropy", "tokens", "bits")
+"""The losses of labels that an answer hits or misses, which have accuracies."""
+PAD = 0  # the class that fills up the sentences of hpcfl's word data
 
 
 class Section:

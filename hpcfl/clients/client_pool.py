@@ -21,7 +21,7 @@ from hpcfl.clients.task import BatchIndices, ClientTask, number
 from hpcfl.data.base import DRAWS, Dataset, Transform, augments
 from hpcfl.data.batches import examples_in_batches, order, steps_of_passes
 from hpcfl.data.partition import ExampleRows
-from hpcfl.models.losses import terms
+from hpcfl.models.losses import loss_of
 from hpcfl.seeds import key, stream
 from hpcfl.types import Batch, IntArray
 
@@ -83,7 +83,7 @@ class ClientPool:
         self.train_source = example_source(train, data.rows, device)
         """Reads the training examples, which are on the device where they fit."""
         self._test_set, self._mapped = dataset.test, dataset.mapped
-        self._loss = dataset.loss
+        self._loss = loss_of(dataset.loss, dataset.padding)
         self._transform, self._personal = dataset.transform, dataset.personal
         augments(self._transform)  # refuse a wrong transform now, not in the first round
         self._local, self._local_lr = local, local_lr
@@ -388,14 +388,16 @@ class ClientPool:
         transform = self._transform_of(client)
         for stored in self.train_source.of_client(client, positions):
             batch = self._transformed(stored, transform)
-            yield terms(self._loss, batch.labels), batch
+            yield self._loss.count(batch.labels), batch
 
     def _label_counts(self, client: int) -> Tensor | None:
-        """[classes], the client's examples of each class; None unless they are asked for."""
+        """[classes], the client's labels of each class; None unless they are asked for."""
         if self._classes is None:
             return None
-        own = self._labels[torch.as_tensor(self._rows[client])]
-        counts = torch.bincount(own.flatten().long().cpu(), minlength=self._classes)
+        own = self._labels[torch.as_tensor(self._rows[client])].flatten().long().cpu()
+        if self._loss.padding is not None:
+            own = own[own != self._loss.padding]
+        counts = torch.bincount(own, minlength=self._classes)
         return counts.to(self._device, self._dtype)
 
     def _stream(self, client: int, source: ExampleSource, rows: ExampleRows) -> Iterator[Batch]:

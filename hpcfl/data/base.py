@@ -68,8 +68,10 @@ class Dataset:
     natural: Sequence[ExampleRows] | None
     """The rows of each natural client, or None where the data set names no clients."""
     classes: int | None
-    """Number of classes, or None for regression."""
+    """Number of classes, or None where labels are targets or bits."""
     loss: LossName
+    """What labels are: ``cross_entropy`` one class an example [n], ``tokens`` classes [n, ...],
+    ``squared`` targets [n, ...], ``bits`` booleans [n, t]."""
     transform: Transform
     named: NamedInputs | None = None
     """The inputs that a model takes by name, where the rows hold several; None: one input."""
@@ -91,6 +93,11 @@ class Dataset:
     """The digest of all examples and their clients, once a run has loaded them."""
     notes: tuple[str, ...] = ()
     """Lines for the user, printed when a run starts, and by ``hpcfl check --data``."""
+    padding: int | None = None
+    """Of ``tokens``: the label of padding, a class or not, which is left out of losses and scores;
+    None: every label counts."""
+    scored: range | None = None
+    """Of ``tokens``: the classes whose labels the accuracies are of; None: all."""
 
     def sample(self, count: int) -> Tensor:
         """A copy of the first so many training inputs [count, ...], as stored."""

@@ -111,6 +111,9 @@ class _Description:
     def _tuple(self, value: tuple[Any, ...]) -> Any:
         return {"tuple": [*map(self.of, value)]}
 
+    def _range(self, value: range) -> Any:
+        return {"range": [value.start, value.stop, value.step]}
+
     def _rows(self, clients: list[ExampleRows]) -> Any:
         """The rows of each client."""
         rows: NDArray[Any] = np.concatenate([np.empty(0, np.int64), *clients])
@@ -141,6 +144,7 @@ class _Description:
 
     _KINDS: ClassVar[Mapping[type, Callable[..., Any]]] = {
         tuple: _tuple,
+        range: _range,
         list: _rows,
         np.ndarray: _array,
         Tensor: _tensor,
@@ -159,6 +163,7 @@ class _Restored:
         self._kinds: Mapping[str, Callable[[Any], Any]] = {
             "function": _FUNCTIONS.__getitem__,
             "tuple": tuple,
+            "range": lambda of: range(*of),
             "rows": lambda of: self._rows(*of),
             "array": lambda of: self._array(*of),
             "tensor": lambda of: self._tensor(*of),

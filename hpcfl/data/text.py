@@ -124,6 +124,8 @@ class Sentences(DataConfig):
             natural=self._users(splits["train"]),
             classes=vocabulary.classes,
             loss="tokens",
+            padding=PAD,
+            scored=vocabulary.scored,
             transform=self._transform(vocabulary),
             mapped=True,
             origin=origin_and_size(self.prepared),

@@ -12,7 +12,6 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Interval
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hpcfl.errors import DataError
 from hpcfl.io.files import read_error
@@ -24,16 +23,6 @@ SPECIAL = 4  # padding and the last three classes
 Words = Annotated[int, Interval(ge=1, le=2**15 - SPECIAL)]  # tokens are kept in 16 bits
 
 
-def are_words(labels: Tensor, classes: int) -> Tensor:
-    """[...], which labels are words of the vocabulary, neither padding nor special tokens.
-
-    Args:
-        labels: [...], classes.
-        classes: the number of all classes.
-    """
-    return (labels > PAD) & (labels <= classes - SPECIAL)
-
-
 class Vocabulary:
     """Words and their classes."""
 
@@ -43,6 +32,11 @@ class Vocabulary:
         self.classes = len(words) + SPECIAL
         self.oov, self.bos, self.eos = (len(words) + k for k in (1, 2, 3))
         self._classes = {word: k for k, word in enumerate(words, 1)}
+
+    @property
+    def scored(self) -> range:
+        """The classes of words: neither padding nor special tokens."""
+        return range(PAD + 1, self.oov)
 
     @classmethod
     def read(cls, path: Path, size: int) -> "Vocabulary":

@@ -13,10 +13,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hpcfl.evaluation.metrics import names, totals
+from hpcfl.evaluation.metrics import Scoring, totals
 from hpcfl.evaluation.user_metrics import Score, UserMetric
 from hpcfl.local.gradient import Gradient
-from hpcfl.types import Batch, LossName, Vector
+from hpcfl.types import ANSWERED, Batch, Vector
 
 Place = TypeVar("Place")
 READ_CLIENTS = 1024  # whose sums the host reads at once, and which are on the device till then
@@ -30,24 +30,22 @@ class Meter:
 
     Args:
         gradient: of the model.
-        loss: of the data.
-        classes: of the data, or None.
+        scoring: of the data.
         metrics: the user's.
     """
 
     def __init__(
         self,
         gradient: Gradient,
-        loss: LossName,
-        classes: int | None,
+        scoring: Scoring,
         metrics: Sequence[UserMetric] = (),
     ) -> None:
-        self._gradient, self._loss, self._classes, self.metrics = gradient, loss, classes, metrics
+        self._gradient, self.scoring, self.metrics = gradient, scoring, metrics
 
     @property
     def classifies(self) -> bool:
         """Whether there are accuracies."""
-        return self._loss in ("cross_entropy", "tokens")
+        return self.scoring.loss in ANSWERED
 
     def each(
         self, x: Vector, batches: Iterable[Batch], *, metrics: bool = True
@@ -113,7 +111,7 @@ class Meter:
     def _row(self, outputs: Tensor, labels: Tensor, *, metrics: bool) -> Tensor:
         own = self._gradient.loss
         terms = None if own.fused else own.terms
-        sums = torch.stack([*totals(self._loss, self._classes, outputs, labels, terms).values()])
+        sums = torch.stack([*totals(self.scoring, outputs, labels, terms).values()])
         users = [metric.sums(outputs, labels) for metric in self.metrics] if metrics else []
         return torch.cat([sums, *users]) if users else sums
 
@@ -121,7 +119,7 @@ class Meter:
         """The sums of batches by name; the only place where the host waits for them."""
         if not rows:
             return []
-        keys = [*names(self._loss, self._classes)]
+        keys = [*self.scoring.names]
         for metric in self.metrics if metrics else ():
             keys += sum_names(metric, metric.count)
         return [dict(zip(keys, row, strict=True)) for row in torch.stack(list(rows)).tolist()]

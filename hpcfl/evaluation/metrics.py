@@ -4,34 +4,44 @@ Callers add the sums of batches and ranks.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpcfl.data.vocabulary import are_words
-from hpcfl.models.losses import residuals, widen
-from hpcfl.types import PAD, LossName
+from hpcfl.data.base import Dataset
+from hpcfl.models.losses import LOSSES, NO_CLASS, as_targets, widen
+from hpcfl.types import ANSWERED, LossName
 
 TOP = 5
 
 
-def names(loss: LossName, classes: int | None) -> tuple[str, ...]:
-    """The names of the sums that ``totals`` returns, in its order.
+class Scoring(NamedTuple):
+    """What the labels of a data set are, and which count; see ``Dataset``."""
 
-    Args:
-        loss: which loss.
-        classes: how many the data has; None without classes.
-    """
-    if loss not in ("cross_entropy", "tokens"):
-        return ("loss", "examples")
-    top = ("correct_top5",) if classes is not None and classes > TOP else ()
-    return ("loss", "examples", "scored", "correct", *top)
+    loss: LossName
+    classes: int | None = None
+    """How many there are; the model may have more outputs."""
+    padding: int | None = None
+    scored: range | None = None
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Scoring":
+        """That of a data set."""
+        return cls(dataset.loss, dataset.classes, dataset.padding, dataset.scored)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sums that ``totals`` returns, in its order."""
+        if self.loss not in ANSWERED:
+            return ("loss", "examples")
+        top = ("correct_top5",) if self.classes is not None and self.classes > TOP else ()
+        return ("loss", "examples", "scored", "correct", *top)
 
 
 def totals(
-    loss: LossName,
-    classes: int | None,
+    scoring: Scoring,
     outputs: Tensor,
     labels: Tensor,
     terms: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -42,37 +52,46 @@ def totals(
     answers among ``scored`` labels; with more than 5 classes also ``correct_top5``, where the label
     is among the five largest outputs, and of two equal outputs that of the lower class counts as
     larger.  Outputs that are not numbers give no correct answer.  For ``tokens``, each label that
-    is no padding is an example, and each label that is a word of the vocabulary is scored.  Losses
-    are computed per example in float32 or wider and added in float64, so that the sum over a large
-    test set keeps its digits.
+    is no padding is an example, and each of a class that is scored is scored.  For ``bits``, each
+    bit is scored; it is said to be 1 where its logit is above 0.  Losses are computed per example
+    in float32 or wider and added in float64, so that the sum over a large test set keeps its
+    digits.
 
     Args:
-        loss: which loss.
-        classes: how many the data has; the model may have more outputs.  None without classes.
+        scoring: of the data.
         outputs: of the model, [B, ...].
-        labels: [B] or [B, T] classes, [B, targets], or unused.
+        labels: [B] or [B, ...] classes, [B, ...] targets, [B, t] bits, or unused.
         terms: of another loss than the data's: [B] of outputs in float32 or wider and labels [B].
     """
+    loss, classes = scoring.loss, scoring.classes
     correct: dict[str, Tensor] = {}
     padding: Tensor | None = None
     if loss == "tokens":
         outputs, labels = outputs.flatten(0, -2), labels.flatten().long()
-        padding = labels == PAD
-        if labels.device.type == "cpu":  # for a GPU's the host would have to wait
-            outputs, labels, padding = outputs[~padding], labels[~padding], None
-        # Without a number of classes, every output is one.
-        all_classes = classes if classes is not None else outputs.shape[1]
-        correct = _correct(outputs, labels, are_words(labels, all_classes), classes)
+        counted = torch.ones_like(labels, dtype=torch.bool)
+        if scoring.padding is not None:
+            padding = labels == scoring.padding
+            if labels.device.type == "cpu":  # for a GPU's the host would have to wait
+                outputs, labels, padding = outputs[~padding], labels[~padding], None
+                counted = torch.ones_like(labels, dtype=torch.bool)
+            else:
+                labels, counted = labels.masked_fill(padding, 0), ~padding
+        if scoring.scored is not None:
+            first, end = scoring.scored.start, scoring.scored.stop
+            counted = counted & (labels >= first) & (labels < end)
+        correct = _correct(outputs, labels, counted, classes)
     elif loss == "cross_entropy":
         correct = _correct(outputs, labels, torch.ones_like(labels, dtype=torch.bool), classes)
+    elif loss == "bits":
+        correct = _correct_bits(as_targets(outputs), labels)
     if terms is not None:
         losses = terms(widen(outputs), labels)
-    elif loss == "squared":
-        losses = 0.5 * residuals(outputs, labels).square().sum(1)
-    elif loss == "quadratic":
-        losses = widen(outputs)
+    elif loss in ("cross_entropy", "tokens"):
+        losses = functional.cross_entropy(
+            widen(outputs), labels, reduction="none", ignore_index=NO_CLASS
+        )
     else:
-        losses = functional.cross_entropy(widen(outputs), labels, reduction="none")
+        losses = LOSSES[loss].terms(widen(outputs), labels)
     examples = torch.full((), len(outputs), dtype=torch.float64, device=losses.device)
     if padding is not None:
         losses, examples = losses.masked_fill(padding, 0.0), (~padding).sum().double()
@@ -96,6 +115,13 @@ def _correct(
         hits["correct_top5"] = rank < TOP
     counts = {name: (hit & scored).sum().double() for name, hit in hits.items()}
     return {"scored": scored.sum().double(), **counts}
+
+
+def _correct_bits(outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The number of bits [B, t], and of those the number of correct ones."""
+    hits = torch.where(labels.view_as(outputs), outputs > 0, outputs <= 0)
+    scored = torch.full((), hits.numel(), dtype=torch.float64, device=hits.device)
+    return {"scored": scored, "correct": hits.sum().double()}
 
 
 def _rank_of_label(outputs: Tensor, labels: Tensor) -> Tensor:

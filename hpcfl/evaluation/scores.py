@@ -10,7 +10,7 @@ from hpcfl.evaluation.client_rows import ClientRows
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.measure import Meter, sum_names
-from hpcfl.evaluation.metrics import names
+from hpcfl.evaluation.metrics import Scoring
 from hpcfl.evaluation.user_metrics import agree, load_metrics
 from hpcfl.local.gradient import Gradient
 from hpcfl.runs.client_table import ClientRow
@@ -45,8 +45,7 @@ class Evaluation:
         self._write_rows = write_rows
         self._config, self._sets, self._clients, self._comm = config, sets, clients, comm
         metrics = load_metrics(config.metrics)
-        self._meter = Meter(gradient, dataset.loss, dataset.classes, metrics)
-        self._names = names(dataset.loss, dataset.classes)
+        self._meter = Meter(gradient, Scoring.of(dataset), metrics)
 
     def scores(self, x: Vector, round: int) -> dict[str, float]:
         """Collective: the scores of the global model ``x`` after ``round`` rounds.
@@ -81,7 +80,7 @@ class Evaluation:
         metrics = self._meter.metrics
         agree(metrics, "sums", self._comm)
         own = [key for metric in metrics for key in sum_names(metric, metric.count)]
-        keys = [*self._names, *own]
+        keys = [*self._meter.scoring.names, *own]
         columns = [[batch[key] for batch in batches] for key in keys]
         sums = dict(zip(keys, exact_sums(self._comm, columns, x.device), strict=True))
         # Labels that are padding do not count; of a set of padding alone nothing is known.

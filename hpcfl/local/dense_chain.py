@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from hpcfl.models.losses import TermLoss, cross_entropy
+from hpcfl.models.losses import NO_CLASS, TermLoss, cross_entropy
 from hpcfl.types import Batch
 
-_MEAN, _IGNORE_INDEX = 1, -100  # torch's numbers of the reduction, and of classes left out
+_MEAN = 1  # torch's number of the reduction
 _CHAINED = (nn.Flatten, nn.Linear, nn.ReLU)
 
 
@@ -102,7 +102,7 @@ def _has_hooks(layer: nn.Module) -> bool:
 
 def _cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Its mean, and the gradient with respect to ``outputs``."""
-    aten, kind = torch.ops.aten, (None, _MEAN, _IGNORE_INDEX)
+    aten, kind = torch.ops.aten, (None, _MEAN, NO_CLASS)
     logs = outputs.log_softmax(1)
     loss, weight = aten.nll_loss_forward(logs, labels, *kind)
     one = torch.ones_like(loss)

@@ -8,8 +8,8 @@ Focal Loss for Dense Object Detection. ICCV 2017, equation 4. arXiv:1708.02002
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Discriminator, Tag
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpcfl.models.losses import LOSSES, TermLoss, label_losses
+from hpcfl.models.losses import TermLoss, label_losses, loss_of
 from hpcfl.types import DottedPath, LossName, NonNegative, Section, Share
 from hpcfl.user_code.accepts import Accepts
 from hpcfl.user_code.find_object import find_object
@@ -117,11 +117,27 @@ LossConfig = Annotated[
 """``loss`` of a job."""
 
 
-def training_loss(config: TrainingLoss | Literal["data"], name: LossName) -> TermLoss:
+def training_loss(
+    config: TrainingLoss | Literal["data"], name: LossName, padding: int | None = None
+) -> TermLoss:
     """The loss that a job trains with, and that its evaluations report.
 
     Args:
         config: of the job.
         name: the loss of its data.
+        padding: the label that does not count, see ``Dataset.padding``.
     """
-    return LOSSES[name] if isinstance(config, str) else TermLoss(name, config.terms)
+    of_data = loss_of(name, padding)
+    if isinstance(config, str):
+        return of_data
+    terms = config.terms
+    if padding is not None and isinstance(config, OwnLoss):
+        terms = partial(_of_classes, terms, padding)
+    return replace(of_data, terms=terms, fused=None)
+
+
+def _of_classes(
+    terms: Callable[[Tensor, Tensor], Tensor], padding: int, outputs: Tensor, labels: Tensor
+) -> Tensor:
+    """Terms of labels that are all classes: padding, which need be none, becomes class 0."""
+    return terms(outputs, labels.masked_fill(labels == padding, 0))

@@ -18,6 +18,7 @@ from hpcfl.engine.dry_round import FullGradient
 from hpcfl.engine.run import Choice, Run, RunHooks, Schedule, Training, WarmStartGroups
 from hpcfl.engine.timing import RoundTimer, SimulatedClock
 from hpcfl.evaluation.measure import Meter
+from hpcfl.evaluation.metrics import Scoring
 from hpcfl.io.signals import Signals
 from hpcfl.local.gradient import Gradient
 from hpcfl.start.components.components import Components
@@ -123,7 +124,7 @@ def _mean_losses(
 ) -> Callable[[Sequence[int], Vector], Sequence[float]]:
     """From clients and a model to the mean loss over all training examples of each."""
     dataset, examples = population.dataset, population.clients.training
-    meter = Meter(gradient, dataset.loss, dataset.classes)
+    meter = Meter(gradient, Scoring.of(dataset))
 
     def losses(clients: Sequence[int], x: Vector) -> Sequence[float]:
         sums = meter.of_clients(clients, lambda _: x, examples, metrics=False).values()

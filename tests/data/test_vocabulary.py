@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 
-from hpcfl.data.vocabulary import Vocabulary, are_words, last_tokens
+from hpcfl.data.vocabulary import Vocabulary, last_tokens
 from hpcfl.errors import DataError
 
 THREE = Vocabulary(["the", "cat", "."])  # 1, 2, 3; oov 4, begin 5, end 6
@@ -20,7 +19,7 @@ def test_sentences_by_hand():
 
 def test_special_tokens_are_no_words():
     assert THREE.classes == 7
-    assert are_words(torch.arange(7), 7).tolist() == [False, True, True, True, False, False, False]
+    assert [*THREE.scored] == [1, 2, 3]
 
 
 def test_the_most_frequent_words(tmp_path):

@@ -15,10 +15,11 @@ from hpcfl.data.vocabulary import Vocabulary
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.config import Evaluate
 from hpcfl.evaluation.measure import Meter
+from hpcfl.evaluation.metrics import Scoring
 from hpcfl.evaluation.scores import Evaluation
 from hpcfl.local.gradient import Gradient, _recurrent_layers_in_training
 from hpcfl.models.flat_vector import flatten, parameters
-from hpcfl.models.losses import LOSSES, tokens
+from hpcfl.models.losses import loss_of
 from hpcfl.models.word_lstm import WordLstm
 from hpcfl.types import PAD, Examples
 
@@ -27,6 +28,8 @@ torch.set_num_threads(1)
 WORDS = Vocabulary(["the", "cat", "sat"])
 SENTENCES = [["cat"], ["the", "cat", "sat"], [], ["the"] * 7, ["dog"], []]
 ROWS = torch.from_numpy(WORDS.encode(SENTENCES, 4))
+LOSS = loss_of("tokens", PAD)
+SCORING = Scoring("tokens", WORDS.classes, PAD, WORDS.scored)
 
 
 @pytest.fixture
@@ -42,6 +45,8 @@ def dataset(rows):
         natural=None,
         classes=WORDS.classes,
         loss="tokens",
+        padding=PAD,
+        scored=WORDS.scored,
         transform=to_indices,
     )
 
@@ -58,21 +63,19 @@ def population(batch, rows=ROWS):
 
 @pytest.mark.parametrize("batch", [1, 3, 4])
 def test_the_full_gradient_is_that_of_the_mean_over_the_words(model, batch):
-    loss = tokens(model(ROWS[:4, :-1].long()), ROWS[:4, 1:])
+    loss = LOSS(model(ROWS[:4, :-1].long()), ROWS[:4, 1:])
     expected = flatten(torch.autograd.grad(loss, list(model.parameters())))
     task = population(batch).task(0, 0)
     x = parameters(model)
-    (full,) = Gradient(model, LOSSES["tokens"]).full((x,), task.full_batches)
+    (full,) = Gradient(model, LOSS).full((x,), task.full_batches)
     torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-14)
-    found = Meter(Gradient(model, LOSSES["tokens"]), "tokens", WORDS.classes).whole(
-        x, population(batch).training(0)
-    )
+    found = Meter(Gradient(model, LOSS), SCORING).whole(x, population(batch).training(0))
     assert found["examples"] == 2 + 4 + 1 + 4
     assert found["loss"] / found["examples"] == pytest.approx(float(loss.detach()), rel=1e-12)
 
 
 def test_a_client_without_a_word_to_score_has_no_accuracy(model):
-    meter, x = Meter(Gradient(model, LOSSES["tokens"]), "tokens", WORDS.classes), parameters(model)
+    meter, x = Meter(Gradient(model, LOSS), SCORING), parameters(model)
     people = population(4)
     clients = Clients(people, [0, 1], torch.ones(2).double().numpy(), lambda _: None, None)
     found = clients.global_scores(meter, x, Solo(), objective=False, accuracy=True)
@@ -91,10 +94,10 @@ def test_a_client_whose_labels_are_all_padding(model):
     rows = ROWS.clone()
     rows[4:] = PAD
     people, x = population(4, rows), parameters(model)
-    gradient = Gradient(model, LOSSES["tokens"])
+    gradient = Gradient(model, LOSS)
     (full,) = gradient.full((x,), people.task(1, 0).full_batches)
     assert torch.equal(full, torch.zeros_like(x))
-    meter = Meter(gradient, "tokens", WORDS.classes)
+    meter = Meter(gradient, SCORING)
     weights = torch.ones(2).double().numpy()
     clients = Clients(people, [0, 1], weights, lambda _: None, None)
     found = clients.global_scores(meter, x, Solo(), objective=True, accuracy=False)
@@ -106,7 +109,7 @@ def test_a_client_whose_labels_are_all_padding(model):
     ("rows", "scored"), [(ROWS, {"test_loss", "test_accuracy"}), (0 * ROWS, set())]
 )
 def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
-    people, gradient = population(4), Gradient(model, LOSSES["tokens"])
+    people, gradient = population(4), Gradient(model, LOSS)
     examples = Examples(rows[:, :-1], rows[:, 1:])
     source = example_source(examples, (), torch.device("cpu"))
     like = {"batch_size": 4, "dtype": torch.float64}

@@ -15,7 +15,7 @@ from hpcfl.clients.client_pool import ClientPool
 from hpcfl.engine.hook_rules import CheckedAlgorithm
 from hpcfl.errors import JobError
 from hpcfl.evaluation.clients import _summary
-from hpcfl.evaluation.metrics import totals
+from hpcfl.evaluation.metrics import Scoring, totals
 from hpcfl.job.load import load
 from hpcfl.local.sequential import Sequential
 from hpcfl.runs.log_keys import measured
@@ -448,9 +448,8 @@ def test_what_cannot_be_had_is_refused(tmp_path, job, changes, message):
 
 def top5(rows, labels):
     outputs = torch.tensor(rows)
-    return totals("cross_entropy", outputs.shape[1], outputs, torch.tensor(labels)).get(
-        "correct_top5"
-    )
+    scoring = Scoring("cross_entropy", outputs.shape[1])
+    return totals(scoring, outputs, torch.tensor(labels)).get("correct_top5")
 
 
 def test_top_5():

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from hpcfl.data import SOURCES
-from hpcfl.evaluation.metrics import totals
+from hpcfl.evaluation.metrics import Scoring, totals
 from hpcfl.job.tasks import TASKS
 from hpcfl.models import MODELS
-from hpcfl.models.losses import LOSSES, terms
+from hpcfl.models.losses import LOSSES, loss_of
 
 LOGITS = torch.tensor([[0.0, math.log(3)], [0.0, 0.0], [math.log(3), 0.0]])
 CLASSES = torch.tensor([1, 0, 1])
@@ -24,7 +24,7 @@ CASES = [  # loss, outputs, labels, the sum of the losses
 @pytest.mark.parametrize(("loss", "outputs", "labels", "total"), CASES)
 def test_losses_by_hand(loss, outputs, labels, total):
     assert float(LOSSES[loss](outputs, labels)) == pytest.approx(total / len(outputs))
-    assert totals(loss, None, outputs, labels)["loss"] == pytest.approx(total)
+    assert totals(Scoring(loss), outputs, labels)["loss"] == pytest.approx(total)
 
 
 @pytest.mark.parametrize(("loss", "outputs", "labels", "total"), CASES)
@@ -34,13 +34,15 @@ def test_losses_are_never_narrower_than_float32(loss, outputs, labels, total):
 
     assert dtype(torch.bfloat16) == dtype(torch.float16) == dtype(torch.float32) == torch.float32
     assert dtype(torch.float64) == torch.float64
-    rough = totals(loss, None, outputs.bfloat16(), labels)["loss"]
+    rough = totals(Scoring(loss), outputs.bfloat16(), labels)["loss"]
     assert rough == pytest.approx(total, rel=0.02)
 
 
 def test_totals_add_up_over_batches():
-    whole = totals("cross_entropy", 2, LOGITS, CLASSES)
-    parts = [totals("cross_entropy", 2, LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(3)]
+    whole = totals(Scoring("cross_entropy", 2), LOGITS, CLASSES)
+    parts = [
+        totals(Scoring("cross_entropy", 2), LOGITS[k : k + 1], CLASSES[k : k + 1]) for k in range(3)
+    ]
     counts = {"examples": 3.0, "scored": 3.0, "correct": 2.0}
     assert whole == {"loss": pytest.approx(whole["loss"]), **counts}
     for name, value in whole.items():
@@ -48,6 +50,7 @@ def test_totals_add_up_over_batches():
 
 
 # 2 words: classes are padding, two words, oov, begin, end.  Every logit is 0 but one of log 5.
+WORDS = Scoring("tokens", 6, padding=0, scored=range(1, 3))
 SENTENCES = torch.tensor([[1, 2, 5, 0], [3, 2, 1, 2], [0, 0, 0, 0]])
 LARGEST = torch.tensor([[1, 1, 5, 0], [2, 2, 2, 2], [1, 1, 1, 1]])
 ANSWERS = torch.nn.functional.one_hot(LARGEST, 6) * math.log(5)
@@ -59,53 +62,55 @@ def test_tokens_by_hand(dtype):
     """Of seven labels that are no padding four are hit; of the five words among them three."""
     labels = SENTENCES.to(dtype)
     total = 4 * HIT + 3 * MISS
-    assert float(LOSSES["tokens"](ANSWERS, labels)) == pytest.approx(total / 7)
-    found = totals("tokens", 6, ANSWERS, labels)
+    assert float(loss_of("tokens", 0)(ANSWERS, labels)) == pytest.approx(total / 7)
+    found = totals(WORDS, ANSWERS, labels)
     assert found.pop("loss") == pytest.approx(total)
     assert found.pop("correct_top5") == 5
     assert found == {"examples": 7.0, "scored": 5.0, "correct": 3.0}
-    assert terms("tokens", labels) == 7
-    assert terms("cross_entropy", CLASSES) == terms("squared", TARGETS) + 1 == 3
+    assert loss_of("tokens", 0).count(labels) == 7
+    assert LOSSES["cross_entropy"].count(CLASSES) == LOSSES["squared"].count(TARGETS) + 1 == 3
 
 
 def test_more_outputs_than_classes_make_no_special_token_a_word():
     """As of a model whose last layer is padded to a round number."""
     more = torch.nn.functional.pad(ANSWERS, (0, 10))
-    found, expected = totals("tokens", 6, more, SENTENCES), totals("tokens", 6, ANSWERS, SENTENCES)
+    found, expected = totals(WORDS, more, SENTENCES), totals(WORDS, ANSWERS, SENTENCES)
     assert found.keys() == expected.keys()
     for count in ("examples", "scored", "correct"):
         assert found[count] == expected[count]
-    assert "correct_top5" not in totals("cross_entropy", 3, torch.zeros(1, 8), torch.tensor([2]))
+    assert "correct_top5" not in totals(
+        Scoring("cross_entropy", 3), torch.zeros(1, 8), torch.tensor([2])
+    )
 
 
 def test_outputs_that_are_not_numbers_are_no_correct_answers():
     broken = torch.full((4, 10), math.nan)
-    found = totals("cross_entropy", 10, broken, torch.zeros(4, dtype=torch.int64))
+    found = totals(Scoring("cross_entropy", 10), broken, torch.zeros(4, dtype=torch.int64))
     assert (found["correct"], found["correct_top5"], found["scored"]) == (0, 0, 4)
 
 
 def test_tokens_once_a_sentence():
     """Labels 2, 5 and 3: of words only the first, which is missed."""
     outputs, labels = ANSWERS[:, 0], torch.tensor([2, 5, 3])
-    assert float(LOSSES["tokens"](outputs, labels)) == pytest.approx(MISS)
-    found = totals("tokens", 6, outputs, labels)
+    assert float(loss_of("tokens", 0)(outputs, labels)) == pytest.approx(MISS)
+    found = totals(WORDS, outputs, labels)
     assert (found["examples"], found["scored"], found["correct"]) == (3, 1, 0)
 
 
 def test_tokens_of_padding_alone_are_worth_nothing():
     outputs = ANSWERS[2:].clone().requires_grad_()
-    loss = LOSSES["tokens"](outputs, SENTENCES[2:])
+    loss = loss_of("tokens", 0)(outputs, SENTENCES[2:])
     (gradient,) = torch.autograd.grad(loss, outputs)
     assert float(loss.detach()) == 0
     assert not gradient.any()
-    assert totals("tokens", 6, ANSWERS[2:], SENTENCES[2:]) == {
+    assert totals(WORDS, ANSWERS[2:], SENTENCES[2:]) == {
         "loss": 0, "examples": 0, "scored": 0, "correct": 0, "correct_top5": 0
     }  # fmt: skip
 
 
 def test_tokens_add_up_over_batches():
-    whole = totals("tokens", 6, ANSWERS, SENTENCES)
-    parts = [totals("tokens", 6, ANSWERS[k : k + 1], SENTENCES[k : k + 1]) for k in range(3)]
+    whole = totals(WORDS, ANSWERS, SENTENCES)
+    parts = [totals(WORDS, ANSWERS[k : k + 1], SENTENCES[k : k + 1]) for k in range(3)]
     for name, value in whole.items():
         assert sum(part[name] for part in parts) == pytest.approx(value)
 
@@ -141,6 +146,7 @@ def test_examples_that_do_not_count_are_not_there(loss):
         "cross_entropy": (torch.randn(4, 5), torch.randint(0, 5, (4,))),
         "tokens": (torch.randn(4, 3, 5), torch.randint(0, 5, (4, 3))),
         "squared": (torch.randn(4, 2), torch.randn(4, 2)),
+        "bits": (torch.randn(4, 2), torch.rand(4, 2) > 0.5),
         "quadratic": (torch.randn(4), torch.zeros(4)),
     }[loss]
     outputs = outputs.double().requires_grad_()

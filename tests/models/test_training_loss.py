@@ -6,7 +6,7 @@ from torch.nn import functional
 
 import hpcfl
 from hpcfl.errors import JobError
-from hpcfl.models.losses import LOSSES
+from hpcfl.models.losses import loss_of
 from hpcfl.models.training_loss import Focal, LabelSmoothing, OwnLoss, training_loss
 from tests.algorithms.play import play, softmax_problem, tree
 
@@ -61,12 +61,12 @@ def test_the_mean_is_over_real_examples_and_labels():
     kept = counts > 0
     expected = functional.cross_entropy(LOGITS[kept], LABELS[kept])
     torch.testing.assert_close(loss(LOGITS, LABELS, counts), expected)
-    words = training_loss(Focal(gamma=0.0), "tokens")
+    words, tokens = training_loss(Focal(gamma=0.0), "tokens", 0), loss_of("tokens", 0)
     outputs = LOGITS[:6].view(2, 3, 4)
-    torch.testing.assert_close(words(outputs, SENTENCES), LOSSES["tokens"](outputs, SENTENCES))
+    torch.testing.assert_close(words(outputs, SENTENCES), tokens(outputs, SENTENCES))
     counts = torch.tensor([1.0, 0.0])
     torch.testing.assert_close(
-        words(outputs, SENTENCES, counts), LOSSES["tokens"](outputs, SENTENCES, counts)
+        words(outputs, SENTENCES, counts), tokens(outputs, SENTENCES, counts)
     )
 
 

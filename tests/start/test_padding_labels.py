@@ -1,5 +1,6 @@
-"""Labels of class 0, which the loss of texts takes for padding: the data must say that they are."""
+"""Labels of class 0 of a user's own data: they count, unless its Dataset says they are padding."""
 
+import json
 import sys
 
 import pytest
@@ -12,17 +13,19 @@ from hpcfl.data.sources.arrays import Arrays
 
 @dataclass(frozen=True, kw_only=True)
 class Notes(Arrays):
-    first: int = 0
+    padding: int | None = None
 
     def load(self, seed):
-        data = super().load(seed)
-        moved = [part._replace(labels=part.labels + self.first) for part in (data.train, data.test)]
-        classes = data.classes + self.first
-        return replace(data, train=moved[0], test=moved[1], classes=classes, loss="tokens")
+        return replace(super().load(seed), loss="tokens", padding=self.padding)
 
 
 class Padded(Notes):
     padded_text = True
+
+
+class Padding(Arrays):
+    def load(self, seed):
+        return replace(super().load(seed), padding=0)
 """
 
 
@@ -40,20 +43,25 @@ def kind(tmp_path, job, monkeypatch):
     sys.modules.pop("mine", None)
 
 
-def test_classes_from_zero_are_refused(kind, refused):
-    line = refused("check", "--data", kind("Notes"))
-    assert (
-        "data.kind: mine.Notes: 10 of its 40 training labels are 0, which the loss tokens" in line
-    )
-    assert line.endswith("where it is padding, say padded_text = True in Notes")
-
-
-def test_tests_of_class_zero_are_refused(kind, arrays, refused):
-    arrays(y=[1, 2, 3, 1] * 10)
-    assert ": 3 of its 12 test labels are 0" in refused("check", "--data", kind("Notes"))
-
-
-@pytest.mark.parametrize(("name", "first"), [("Notes", 1), ("Padded", 0)])
-def test_classes_from_one_or_said_padding_train(name, first, kind, tmp_path, hpcfl):
-    done = hpcfl("run", kind(name), f"data.first={first}", "--out", tmp_path / "run")
+@pytest.mark.parametrize(("padding", "counted"), [("null", True), ("0", False)])
+def test_labels_all_zero(padding, counted, kind, arrays, tmp_path, hpcfl):
+    arrays(y=[0] * 40, y_test=[0] * 12)
+    given = ["data.classes=4", f"data.padding={padding}", "--out", tmp_path / "run"]
+    done = hpcfl("run", kind("Notes"), *given)
     assert done.code == 0, done.err
+    lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert (last["train_loss"] > 0) == ("test_loss" in last) == ("test_accuracy" in last) == counted
+
+
+def test_padding_that_would_count_is_refused(kind, refused):
+    line = refused("check", "--data", kind("Padded"))
+    assert line.endswith(
+        "its padded_text is True, but the padding of its Dataset None, so that labels of padding "
+        "would count; say padding=0"
+    )
+
+
+def test_padding_of_one_class_an_example_is_refused(kind, refused):
+    line = refused("check", "--data", kind("Padding"))
+    assert "its padding is 0, but its loss cross_entropy; expected None" in line

@@ -17,7 +17,7 @@ from hpcfl.models.training_loss import OwnLoss
 from hpcfl.seeds import stream
 from hpcfl.start.checks.trial import Trial, defined_transform
 from hpcfl.start.components.components import Components
-from hpcfl.types import PAD, Batch, Stored
+from hpcfl.types import Batch, Stored
 from hpcfl.user_code.generators import generators
 
 ROWS = 8  # that a transform makes inputs of, together and one by one
@@ -104,27 +104,6 @@ def _tensors(inputs: Tensor | Stored, named: NamedInputs | None) -> list[Tensor]
     if not isinstance(inputs, Tensor):
         return []
     return [*named.unpack(inputs).values()] if named else [inputs]
-
-
-def check_padding_labels(trial: Trial) -> None:
-    """Refuse labels of class 0 that may be no padding, for which the loss of texts takes them.
-
-    Raises:
-        JobError: there are some, and the class of the data does not say that they are padding.
-    """
-    dataset, data = trial.components.population.dataset, trial.components.job.data
-    if dataset.loss != "tokens" or data.padded_text:
-        return
-    parts = {"training": dataset.train, "test": dataset.test}
-    for part, examples in parts.items():
-        zeros = 0 if examples is None else int((examples.labels == PAD).sum())
-        if examples is not None and zeros:
-            raise JobError(
-                f"{trial.name('data', 'kind')}: {zeros} of its {examples.labels.numel()} {part} "
-                "labels are 0, which the loss tokens takes for padding and leaves out of losses "
-                "and scores; where 0 is a class, count the classes from 1, so that there is one "
-                f"more; where it is padding, say padded_text = True in {type(data).__name__}"
-            )
 
 
 def class_notes(components: Components) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from hpcfl.start.checks.algorithm import check_algorithm, check_features
 from hpcfl.start.checks.data import (
     check_batches,
     check_finite,
-    check_padding_labels,
     check_range,
     check_rows,
     class_notes,
@@ -113,7 +112,6 @@ def check_classes(components: Components, *, resumed: bool) -> tuple[str, ...]:
 
 def _check_on_batches(trial: Trial) -> tuple[str, ...]:
     # An error of a class is named as that class's: so each is tried with what was found right.
-    check_padding_labels(trial)
     check_finite(trial)
     check_batches(trial)
     check_rows(trial)

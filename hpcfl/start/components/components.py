@@ -94,9 +94,10 @@ class Components:
 
     def gradient(self) -> Gradient:
         """The gradient of the model's loss."""
+        dataset = self.population.dataset
         return Gradient(
             self.model.module,
-            training_loss(self.job.loss, self.population.dataset.loss),
+            training_loss(self.job.loss, dataset.loss, dataset.padding),
             bf16=self.job.precision == "bf16",
             clip=self.job.local.clip,
             statistics=self.model.statistics,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from hpcfl.comm.base import Comm
-from hpcfl.data.base import Dataset
+from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.fingerprints import digest
 from hpcfl.data.host_copy import HostData, load_on_hosts
 from hpcfl.data.split import keep_natural_clients, with_checked_clients
@@ -49,6 +49,7 @@ def load_data(loaded: LoadedJob) -> Dataset:
     with as_job_error(where, "its load returns a data set that cannot be used", defined(load)):
         # Here and not in hpcfl.start.checks: the clients' examples are found by these labels.
         _check_dataset(dataset, where)
+        _check_padding(job.data, dataset, where)
         return keep_natural_clients(job.data, with_checked_clients(dataset), job.seed)
 
 
@@ -97,6 +98,22 @@ def _check_dataset(dataset: Dataset, where: str) -> None:
         for part, examples in (("train", dataset.train), ("test", dataset.test)):
             if examples is not None and len(examples.labels):
                 _check_classes(examples.labels, part, dataset.classes, where)
+
+
+def _check_padding(data: DataConfig, dataset: Dataset, where: str) -> None:
+    """Refuse padding of labels that have none, and texts whose padding would count."""
+    if dataset.loss != "tokens":
+        for name in ("padding", "scored"):
+            if getattr(dataset, name) is not None:
+                raise JobError(
+                    f"{where}: its {name} is {getattr(dataset, name)}, but its loss "
+                    f"{dataset.loss}; expected None, as {name} is of the loss tokens"
+                )
+    elif dataset.padding is None and data.padded_text:
+        raise JobError(
+            f"{where}: its padded_text is True, but the padding of its Dataset None, so that "
+            "labels of padding would count; say padding=0"
+        )
 
 
 def _check_examples(examples: Any, part: str, where: str) -> None:

@@ -22,7 +22,7 @@ from hpcfl.job.load import section
 from hpcfl.job.schema import LoadedJob
 from hpcfl.runs.job_file.yaml_file import JobFile
 from hpcfl.seeds import key, stream
-from hpcfl.types import Count, Examples, IntArray, LossName, Natural, Section, Stored
+from hpcfl.types import PAD, Count, Examples, IntArray, LossName, Natural, Section, Stored
 
 OPTION = "--sizes"
 EXAMPLE = "clients=20,train=6000,test=1000,classes=5,shape=3x32x32"
@@ -180,6 +180,7 @@ class DrawnData(DataConfig):
             natural_tests=natural_tests,
             classes=sizes.classes,
             loss=self.loss,
+            padding=PAD if self.loss == "tokens" and self.padded else None,
             transform=self._transform(),
             mapped=self.maps_files and self.workers is None,
             origin=f"{OPTION} {sizes}",
