@@ -15,7 +15,7 @@ from torch import Tensor
 from hpcfl.data.download import Track
 from hpcfl.data.holdout import Validation
 from hpcfl.data.named_inputs import NamedInputs
-from hpcfl.data.partition import ExampleRows, File, Natural, Partition, Pooled
+from hpcfl.data.partition import Contiguous, ExampleRows, File, Iid, Natural, Partition, Pooled
 from hpcfl.errors import JobError
 from hpcfl.types import Count, Examples, LossName, Part, Section
 
@@ -137,6 +137,9 @@ class DataConfig(Section):
     Otherwise one rank of each host does, and the others share the memory of what it returns
     (``hpcfl.data.host_copy``)."""
 
+    default_partition: ClassVar[type[Contiguous | Iid]] = Iid
+    """How examples that are nobody's are divided when the job does not say."""
+
     clients: Count | None = None
     """N: number of clients that the examples are divided among, or drawn of natural clients."""
     natural_clients: Count | None = None
@@ -144,7 +147,7 @@ class DataConfig(Section):
     ``pooled`` too, and for tests."""
     partition: Partition | None = None
     """How to divide the training examples; when absent, natural if the data set names its clients,
-    else iid."""
+    else contiguous of kind text and iid of others."""
     holdout: Part | None = None
     """The share of each client's examples that is held out of training, for tests."""
     validation: Validation | None = None

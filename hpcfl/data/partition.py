@@ -116,6 +116,15 @@ class Iid(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contiguous(Section):
+    """Cut the examples, in their order, into equal shares: client k has the k-th piece."""
+
+    kind: Literal["contiguous"] = "contiguous"
+    seed: Seed | None = None
+    """The seed of the draw of ``data.natural_clients``; the job's when absent."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dirichlet(Section):
     """Each client draws its class proportions q from a Dirichlet distribution; equal sizes."""
 
@@ -261,6 +270,15 @@ class Pooled(Section):
 
 
 Partition = Annotated[
-    Iid | Dirichlet | DirichletPerClass | Classes | Quantity | Similarity | Natural | File | Pooled,
+    Iid
+    | Contiguous
+    | Dirichlet
+    | DirichletPerClass
+    | Classes
+    | Quantity
+    | Similarity
+    | Natural
+    | File
+    | Pooled,
     Discriminator("kind"),
 ]

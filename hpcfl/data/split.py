@@ -15,6 +15,7 @@ from hpcfl.data.holdout import draw_validation_clients, hold_out
 from hpcfl.data.label_skew import LabelSkew, divide_by_label
 from hpcfl.data.partition import (
     Classes,
+    Contiguous,
     Dirichlet,
     DirichletPerClass,
     ExampleRows,
@@ -259,8 +260,9 @@ def _tests_of(
 
 
 def effective_partition(config: DataConfig, dataset: Dataset) -> Partition:
-    """The job's partition, or natural where the data set names its clients, or else iid."""
-    return config.partition or (Iid() if dataset.natural is None else Natural())
+    """The job's partition, or natural where the data set names its clients, or else its own."""
+    default = config.default_partition if dataset.natural is None else Natural
+    return config.partition or default()
 
 
 def _pooled(clients: Sequence[ExampleRows]) -> ExampleRows:
@@ -276,7 +278,7 @@ def _pooled(clients: Sequence[ExampleRows]) -> ExampleRows:
 
 
 def _divide(
-    partition: Iid | Quantity | LabelSkew | Pooled,
+    partition: Iid | Contiguous | Quantity | LabelSkew | Pooled,
     dataset: Dataset,
     pool: ExampleRows,
     population: int,
@@ -286,8 +288,10 @@ def _divide(
     if isinstance(partition, Pooled):
         pool.sort()
         return Shares((pool,))
-    shuffled = generator.permutation(pool)
     sizes = even_sizes(len(pool), population)
+    if isinstance(partition, Contiguous):
+        return Shares(cut(pool, sizes))
+    shuffled = generator.permutation(pool)
     if isinstance(partition, Iid):
         if partition.examples is not None:
             needed = population * partition.examples

@@ -221,7 +221,8 @@ def _job_lines(
     if population and dealt and dealt > population:
         yield "", _kept_clients(dealt - population, population)
     if job.data.partition is None:
-        yield "", "partition: natural where the data set names its clients, else iid"
+        default = job.data.default_partition.kind
+        yield "", f"partition: natural where the data set names its clients, else {default}"
     share = f", C = {job.cohort.participation(population):.4g}" if population else ""
     yield "cohort", f"{job.cohort.kind}{_settings(job.cohort, 'kind')}{share}"
     if job.devices is not None:

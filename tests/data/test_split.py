@@ -9,6 +9,7 @@ import torch
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.partition import (
     Classes,
+    Contiguous,
     Dirichlet,
     File,
     Iid,
@@ -94,6 +95,14 @@ def test_only_the_seed_determines_a_split(partition):
 def test_sorted_shards_hold_one_class_each(partition):
     rows = split(partition, 20, LABELS)
     assert [set(LABELS[r]) for r in rows] == [{client // 2} for client in range(20)]
+
+
+def test_contiguous_shares_are_in_the_order_of_the_examples():
+    rows = split(Contiguous(), 3, LABELS[:8])
+    assert [own.tolist() for own in rows] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    natural = [np.array([4, 7]), np.array([0, 1, 2])]  # one client after the other
+    rows = split(Contiguous(), 2, LABELS[:8], natural=natural)
+    assert [own.tolist() for own in rows] == [[0, 4, 7], [1, 2]]
 
 
 def test_similarity_deals_its_percentage_at_random():
