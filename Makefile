@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt torch==2.13.0 setuptools
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt --no-build-isolation \
-	  -e '.[mpi,demo,plot,images,complete,huggingface,test,dev,docs]'
+	  -e '.[mpi,demo,plot,images,complete,huggingface,tokenizers,test,dev,docs]'
 	@# On all cores; pip takes one.  A few files are written for other Pythons, and fail.
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 	touch $@

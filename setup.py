@@ -51,6 +51,8 @@ setup(
         # The epsilon of dpfedavg; it wants an old attrs.
         "privacy": ["dp-accounting>=0.4,<1"],
         "huggingface": ["datasets>=4,<6"],
+        # A tokenizer.json for data.kind text.
+        "tokenizers": ["tokenizers>=0.21,<1"],
         # Plots; the data sets of encoded images; hpcfl --print-completion.
         "plot": ["matplotlib>=3.9,<4"],
         "images": ["pillow>=11,<14"],

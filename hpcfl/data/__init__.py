@@ -25,6 +25,7 @@ SOURCES: Mapping[str, type[DataConfig]] = LazyClasses(
         "shakespeare": "Shakespeare",
         "stackoverflow": "StackOverflow",
         "table": "Table",
+        "text": "Text",
         "tff": "Tff",
         "tiny_imagenet": "TinyImageNet",
     },

@@ -1,6 +1,8 @@
 """What docs/data says is so: its index is complete, and its examples run."""
 
 import csv
+import json
+import math
 import os
 import re
 import shlex
@@ -58,6 +60,23 @@ def test_your_own(tmp_path):
     ]
     for run in ("table", "arrays", "notes", "sensors"):
         assert '"test_accuracy"' in (tmp_path / "runs" / run / "log.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_text(tmp_path):
+    page = (DOCS / "text.md").read_text()
+    for name, text in blocks(page).items():
+        (tmp_path / name).write_text(text)
+    for command in re.findall(
+        r"^    \$ (?:PYTHONPATH=\. )?(python|hpcfl) (.+)", page, re.MULTILINE
+    ):
+        words = [*(["-m", "hpcfl"] if command[0] == "hpcfl" else []), *shlex.split(command[1])]
+        path = f"{tmp_path}{os.pathsep}{ROOT}"
+        ended = python(1, *words, env={"PYTHONPATH": path}, folders=[tmp_path])
+        assert ended.returncode == 0, ended.stderr
+    last = json.loads((tmp_path / "runs/text/log.jsonl").read_text().splitlines()[-1])
+    # Of 14.25 bytes a line, two names and a verb are drawn: 2^(6 / 14.25) = 1.34 at best.
+    assert math.exp(last["test_loss"]) < 1.6
 
 
 @pytest.mark.slow

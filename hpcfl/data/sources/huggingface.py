@@ -33,6 +33,7 @@ from hpcfl.io.regular import check_regular
 from hpcfl.types import Count, Examples, PathText
 
 _ROWS = 1000  # decoded at a time
+_TEXTS = ("string", "large_string")  # types of columns
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<index>\d+)-of-(?P<count>\d+)([-.].*)?")
 
 
@@ -67,12 +68,7 @@ class Huggingface(DataConfig):
             JobError: the package ``datasets`` is not installed, or ``classes`` given of numbers.
             DataError: the files are damaged or of another kind.
         """
-        splits = _splits(Path(self.path), {self.train, self.test or "test"})
-        for name in (self.train, self.test):
-            if name is not None and name not in splits:
-                found = ", ".join(splits) or f"none, expected such as {name}.parquet"
-                raise DataError(f"{self.path}: has no split {name!r}; found {found}")
-        train, test = splits[self.train], splits.get(self.test or "test")
+        train, test = train_and_test(Path(self.path), self.train, self.test)
         declared = self.classes or _declared(train, self.labels)
         classes = None
         if self.label_type != "numbers":
@@ -118,18 +114,8 @@ class TableSplit(NamedTuple):
                 differ in shape.
             DiskError: the disk fails.
         """
-        if name not in self.table.column_names:
-            found = ", ".join(self.table.column_names)
-            raise DataError(f"{self.where}: no column {name!r}; found {found}")
-        if not len(self.table):
-            raise DataError(f"{self.where}: has no row")
+        self._require(name)
         with _package_errors(f"{self.where}: column {name!r}"):
-            empty = self.table.data.column(name).is_null().to_numpy()
-            if empty.any():
-                raise DataError(
-                    f"{self.where}: {name!r} of row {int(np.argmax(empty))} is empty (null); "
-                    f"remove such rows: data.filter(lambda row: row[{name!r}] is not None)"
-                )
             if self.is_image(name):
                 return self._images(name)
             # Others, such as sounds, would be decoded from wherever their paths lead.
@@ -140,6 +126,47 @@ class TableSplit(NamedTuple):
                 )
             batches = self.table.select_columns(name).with_format("numpy").iter(_ROWS)
             return np.concatenate([np.asarray(batch[name]) for batch in batches])
+
+    def owners(self, name: str) -> NDArray[Any]:
+        """Who owns each row: a column of texts or integers [n].
+
+        Raises:
+            DataError: it is no such column, or see ``column``.
+        """
+        owners = self.column(name)
+        if owners.ndim == 1 and owners.dtype.kind == "U":
+            return owners
+        return as_integers(f"{self.where}: {name!r}", owners)
+
+    def texts(self, name: str) -> list[str]:
+        """A column of texts, which an array would make all as long as the longest.
+
+        Raises:
+            DataError: it is no such column, or see ``column``.
+        """
+        self._require(name)
+        if getattr(self.table.features[name], "dtype", "") not in _TEXTS:
+            raise DataError(
+                f"{self.where}: column {name!r} holds {self.table.features[name]}, expected text"
+            )
+        with _package_errors(f"{self.where}: column {name!r}"):
+            batches = self.table.select_columns(name).iter(_ROWS)
+            return [text for batch in batches for text in batch[name]]
+
+    def _require(self, name: str) -> None:
+        """Refuse a column that is not there, or is empty in a row."""
+        if name not in self.table.column_names:
+            found = ", ".join(self.table.column_names)
+            raise DataError(f"{self.where}: no column {name!r}; found {found}")
+        if not len(self.table):
+            raise DataError(f"{self.where}: has no row")
+        with _package_errors(f"{self.where}: column {name!r}"):
+            empty = self.table.data.column(name).is_null().to_numpy()
+        if empty.any():
+            raise DataError(
+                f"{self.where}: {name!r} of row {int(np.argmax(empty))} is empty (null); "
+                f"remove such rows: data.filter(lambda row: row[{name!r}] is not None)"
+            )
 
     def _images(self, name: str) -> NDArray[Any]:
         """Decode a column of images; grey ones have three channels if others are in colour."""
@@ -184,6 +211,28 @@ def _is_plain(feature: Any) -> bool:
         return _is_plain(below)
     name = type(feature).__name__
     return name in ("Value", "ClassLabel") or name.startswith("Array")
+
+
+def train_and_test(
+    path: Path, train: str, test: str | None
+) -> tuple[TableSplit, TableSplit | None]:
+    """The split to train on, and the one to test on, if there is one.
+
+    Args:
+        path: of the data set.
+        train: the name of the first; a data set without splits is one called train.
+        test: the name of the second; None: the one called test, where there is one.
+
+    Raises:
+        JobError: the package ``datasets`` is not installed.
+        DataError: there is no such split, or the files are damaged or of another kind.
+    """
+    found = _splits(path, {train, test or "test"})
+    for name in (train, test):
+        if name is not None and name not in found:
+            names = ", ".join(found) or f"none, expected such as {name}.parquet"
+            raise DataError(f"{path}: has no split {name!r}; found {names}")
+    return found[train], found.get(test or "test")
 
 
 def _splits(path: Path, wanted: set[str]) -> Mapping[str, TableSplit]:
@@ -273,7 +322,7 @@ def _saved(folder: Path) -> list[Path]:
 
 def _package_errors(where: str) -> AbstractContextManager[None]:
     return package_errors(
-        f"{where}: not readable", "data.kind: huggingface", "pip install 'hpcfl[huggingface]'"
+        f"{where}: not readable", "a Hugging Face data set", "pip install 'hpcfl[huggingface]'"
     )
 
 
@@ -348,10 +397,7 @@ def _examples(split: TableSplit, inputs: str, labels: str, classes: int | None) 
 
 def _owned(train: TableSplit, name: str) -> list[ExampleRows]:
     """The rows of each client, in the order of the column's values."""
-    owner = train.column(name)
-    if owner.ndim != 1 or owner.dtype.kind != "U":
-        owner = as_integers(f"{train.where}: {name!r}", owner)
-    return rows_of_owners(np.unique(owner, return_inverse=True)[1])
+    return rows_of_owners(np.unique(train.owners(name), return_inverse=True)[1])
 
 
 def to_unit(inputs: Tensor, dtype: torch.dtype, draws: Tensor | None) -> Tensor:

@@ -20,7 +20,15 @@ from hpcfl.runs.job_file.yaml_file import COMMAND_LINE, as_shell_word
 
 # Keys that say where a job's inputs are.  A resume may change them: every checkpoint records a
 # digest of each input, and a resume with other content is refused (`hpcfl.data.fingerprints`).
-PLACES = ("cohort.path", "data.partition.path", "data.path", "data.root", "devices.path")
+PLACES = (
+    "cohort.path",
+    "data.partition.path",
+    "data.path",
+    "data.root",
+    "data.test_path",
+    "data.tokenizer",
+    "devices.path",
+)
 # Keys, and sections with all of their keys.
 MUTABLE = ("rounds", *WITHOUT_EFFECT, *PLACES, "store.cache_gib", "store.dir", "store.kind")
 # Keys of mutable sections that must not change all the same, and why.

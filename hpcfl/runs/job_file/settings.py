@@ -3,6 +3,7 @@
 Settings are a job's values by their dotted keys: {"local.lr": 0.1, ...}.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,13 +65,15 @@ def value_of(settings: Settings, key: str) -> Any:
 
 
 def written(value: Any) -> str:
-    """A setting as a job writes it: true, null, [0.6, 0.3], {width: 32}."""
+    """A setting as a job writes it: true, null, [0.6, 0.3], {width: 32}; escaped if need be."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {written(below)}' for key, below in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(written, value))}]"
     if value is None:
         return "null"
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 

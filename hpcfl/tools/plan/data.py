@@ -110,7 +110,8 @@ def planned_job(
     if sizes is None:
         return loaded, notes
     data = loaded.job.data
-    every_word = sizes.words is not None and getattr(loaded.job.model, "predict", "") == "every"
+    predict = getattr(data, "predict", getattr(loaded.job.model, "predict", ""))
+    every_word = sizes.words is not None and predict == "every"
     division = {field.name: getattr(data, field.name) for field in fields(DataConfig)}
     drawn = (_MappedData if data.maps_files else DrawnData)(
         **division,
