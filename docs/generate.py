@@ -16,6 +16,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.optim import OPTIMIZERS
 from hpcfl.cli.parser import parser
 from hpcfl.clients.sampling import CohortConfig
+from hpcfl.clients.step_schedule import STEP_SCHEDULES
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
@@ -57,6 +58,9 @@ def keys() -> Iterator[str]:
     yield "\n## `local.optimizer`\n\nA name, or a section of `kind` and its keys: "
     yield "`local.optimizer=adamw` and `local.optimizer={kind: adamw, b2: 0.95}`."
     yield from _choices("local.optimizer.kind", "local.optimizer.", OPTIMIZERS)
+    yield "\n## `local.step_schedule`\n\nA name, or a section of `kind` and its keys:"
+    yield "`local.step_schedule=cosine` and `local.step_schedule={kind: cosine, warmup: 1000}`."
+    yield from _choices("local.step_schedule.kind", "local.step_schedule.", STEP_SCHEDULES)
     yield "\n## `loss`\n\nA name, or a section of `kind` and its keys: `loss=focal` and"
     yield "`loss={kind: focal, gamma: 1}`; `data` is the data set's."
     yield from _choices("loss.kind", "loss.", TRAINING_LOSSES)

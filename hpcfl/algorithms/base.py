@@ -13,7 +13,8 @@ One round, as the engine runs it (x, y, delta, ... are flat vectors [P]):
             for client_i.step = 0, 1, ... client_i.steps - 1:
                 start, point <- points(y, local, client_i)             # default y, y
                 d, local <- direction(point, local, grad, client_i)    # default grad(point), local
-                along, o <- the job's optimiser(d, point, o)           # in optim/; o is fresh
+                along, o <- the job's optimiser(d, point, o)           # in optim/; o is fresh,
+                            # or, with local.keep_optimizer, of the client's last round;
                             # sgd: d + weight_decay point, with local.momentum a velocity of it
                 scale    <- step_scale(y, local, client_i)             # default 1
                 y        <- start - scale client_i.lr along

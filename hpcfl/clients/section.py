@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcfl.algorithms.layout import Layout
-from hpcfl.algorithms.optim import Descent, OptimizerConfig, Sgd, StepScheduleConfig
+from hpcfl.algorithms.optim import Descent, OptimizerConfig, Sgd
+from hpcfl.clients.step_schedule import StepScheduleConfig
 from hpcfl.types import Count, Decay, Fraction, NonNegative, Positive, Section
 
 

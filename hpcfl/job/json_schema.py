@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from hpcfl.algorithms.optim import OPTIMIZERS, STEP_SCHEDULES
+from hpcfl.algorithms.optim import OPTIMIZERS
+from hpcfl.clients.step_schedule import STEP_SCHEDULES
 from hpcfl.job.description import DescribedSchema
 from hpcfl.job.registry import REGISTRIES, Registry
 from hpcfl.job.schema import Job

@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hpcfl.algorithms.dpfedavg import DPFedAvg
-from hpcfl.algorithms.optim import Optimizer, Own, OwnSchedule
+from hpcfl.algorithms.optim import Optimizer, Own
 from hpcfl.algorithms.optim.own import OPTIMIZER
-from hpcfl.algorithms.optim.step_schedule import STEP_SCHEDULE
 from hpcfl.clients.section import Local
+from hpcfl.clients.step_schedule import STEP_SCHEDULE, OwnSchedule
 from hpcfl.data.base import DataConfig
 from hpcfl.errors import BrokenRuleError, JobError, as_job_error, defined
 from hpcfl.evaluation.user_metrics import METRIC, UserMetric

@@ -12,9 +12,9 @@ from types import ModuleType
 
 from torch import nn
 
-from hpcfl.algorithms.optim import Own, OwnSchedule
+from hpcfl.algorithms.optim import Own
 from hpcfl.algorithms.optim.own import OPTIMIZER
-from hpcfl.algorithms.optim.step_schedule import STEP_SCHEDULE
+from hpcfl.clients.step_schedule import STEP_SCHEDULE, OwnSchedule
 from hpcfl.errors import is_of_user
 from hpcfl.evaluation.user_metrics import METRIC
 from hpcfl.io import regular

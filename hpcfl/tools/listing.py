@@ -11,8 +11,9 @@ from rich.table import Table
 
 from hpcfl.algorithms import ALGORITHMS
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.algorithms.optim import OPTIMIZERS, STEP_SCHEDULES
+from hpcfl.algorithms.optim import OPTIMIZERS
 from hpcfl.clients.sampling import CohortConfig
+from hpcfl.clients.step_schedule import STEP_SCHEDULES
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition

@@ -254,6 +254,22 @@ class Normalised(nn.Sequential):
         super().__init__(*layers)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "momentum", "sgd"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_kept_states_and_rates_by_step(tmp_path, problem, monkeypatch, optimizer, executor):
+    """A graph is replayed at another rate in every step; lanes get theirs with the batches."""
+    monkeypatch.setattr(lanes_module, "ROUND_BYTES", 1)  # a batch at a time
+    schedule = {"kind": "cosine", "warmup": 4, "floor": 0.1}
+    local = {"steps": 3, "batch_size": 4, "lr": 0.05, "step_schedule": schedule}
+    if optimizer == "momentum":
+        local |= {"momentum": 0.9, "keep_optimizer": True}
+    elif optimizer != "sgd":
+        local |= {"optimizer": optimizer, "keep_optimizer": True}
+    job = small_job(problem, {"name": "fedavg"}, executor=executor, local=local)
+    found, _ = require_cpus_numbers(tmp_path, job, 20 * TOLERANCE[executor])
+    assert bool(found.states) == (optimizer != "sgd")
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedbn"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_running_statistics(tmp_path, problem, method, executor):

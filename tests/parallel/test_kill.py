@@ -11,13 +11,23 @@ from tests.parallel.background import Going, held, kill, rounds, write
 from tests.parallel.outcome import outcome
 
 
+def keys_of(name):
+    """The keys of a run: a method by its name, or kept states of AdamW with a warm-up."""
+    if name != "kept":
+        return {"algorithm": {"name": name}}
+    schedule = {"kind": "cosine", "warmup": 30}
+    local = {"steps": 2, "batch_size": 16, "lr": 0.01, "step_schedule": schedule}
+    local |= {"optimizer": "adamw", "keep_optimizer": True}
+    return {"algorithm": {"name": "fedavg"}, "local": local}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The uninterrupted runs, by the names of their algorithms."""
     folder = tmp_path_factory.mktemp("whole")
     found = {}
-    for name in ("fedhbm", "localghb", "adabest", "fedmim"):
-        job = write(folder, name, algorithm={"name": name})
+    for name in ("fedhbm", "localghb", "adabest", "fedmim", "kept"):
+        job = write(folder, name, **keys_of(name))
         done = finish(1, "run", job, "--out", folder / name)
         assert done.returncode == 0, done.stderr
         found[name] = outcome(folder / name)
@@ -33,6 +43,7 @@ def whole(tmp_path_factory):
         pytest.param(3, "all", [1, 2, 3], "hdf5", "fedmim", marks=long_form),
         pytest.param(4, "one", [2, 2, 3], "hdf5", "localghb", marks=long_form),
         (5, "all", [3, 1, 1], "hdf5", "localghb"),
+        (6, "one", [2, 3, 1], "hdf5", "kept"),
     ],
 )
 def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):
@@ -44,7 +55,7 @@ def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):
         states["cache_gib"] = 0.0
     if seed == 4:
         states["dir"] = str(tmp_path / "near")
-    job = write(tmp_path, store=states, algorithm={"name": name})
+    job = write(tmp_path, store=states, **keys_of(name))
     command = ["run", job, "--out", run]
     for life, size in enumerate(ranks[:-1]):
         reached = draw.randint(20 * life + 3, 20 * life + 18)

@@ -33,6 +33,15 @@ DIGITS = {
 SCAFFOLD_1 = {"name": "scaffold", "option": 1, "server_lr": 0.5}
 LOCALGHB = {"name": "localghb"}
 BLOCK = {"executor": "block", "block_size": 3}
+KEPT = {
+    "steps": 3,
+    "batch_size": 16,
+    "lr": 0.01,
+    "weight_decay": 0.1,
+    "optimizer": "adamw",
+    "keep_optimizer": True,
+    "step_schedule": {"kind": "cosine", "warmup": 20, "floor": 0.1},
+}
 JOBS = {
     "lenet-fedavg": {**LENET, "algorithm": {"name": "fedavg"}},
     "lenet-scaffold": {**LENET, "algorithm": {"name": "scaffold"}},
@@ -50,6 +59,8 @@ JOBS = {
         "local": {**DIGITS["local"], "momentum": 0.9, "nesterov": True},
         **BLOCK,
     },
+    "digits-kept": {**DIGITS, "algorithm": {"name": "feddyn"}, "local": KEPT, "balance": "steal"},
+    "digits-kept-block": {**DIGITS, "local": KEPT, "store": {"dtype": "bfloat16"}, **BLOCK},
     "digits-devices": {
         **DIGITS,
         "algorithm": SCAFFOLD_1,
@@ -88,6 +99,8 @@ STOPPED = [
     "digits-importance",
     "digits-power-of-choice",
     "digits-devices",
+    "digits-kept",
+    "digits-kept-block",
     *(n for n in JOBS if "localghb" in n),
 ]
 # More ranks than cores wait for each other by spinning, so they play fewer jobs.  What is stopped
@@ -95,7 +108,7 @@ STOPPED = [
 ON_RANKS = {
     2: [name for name in EXACT if LONG or name not in STOPPED],
     3: [*LEADING, "digits-block", "digits-devices"],
-    4: LEADING,
+    4: [*LEADING, "digits-kept"],
 }
 STAGES = {"2, 3": [(2, 3), (3, 0)], "3, 1, 2": [(3, 2), (1, 4), (2, 0)]}  # (ranks, stop)
 

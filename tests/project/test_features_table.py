@@ -17,6 +17,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.optim import OPTIMIZERS
 from hpcfl.cli.parser import parser
 from hpcfl.clients.sampling import CohortConfig
+from hpcfl.clients.step_schedule import STEP_SCHEDULES
 from hpcfl.data import SOURCES
 from hpcfl.data.base import DataConfig
 from hpcfl.data.partition import Partition
@@ -61,6 +62,7 @@ CHOICES = (
     Choice("model", "model", MODELS, ModelConfig),
     Choice("optimizer", "local.optimizer", OPTIMIZERS),
     Choice("partition", "data.partition", kinds(Partition)),
+    Choice("step_schedule", "local.step_schedule", STEP_SCHEDULES),
 )
 NAMES: Mapping[str, Mapping[str, Any]] = {
     **{choice.kind: choice.classes for choice in CHOICES},

@@ -29,6 +29,7 @@ def record(name, accuracies, *overrides, rounds=None, job="cifar10/fedavg_noniid
 HBM = "algorithm={name: fedhbm}"
 CM = "algorithm={name: fedcm}"
 COSINE = "local.schedule=cosine"
+BY_STEP = "local.epochs=null", "local.steps=5", "local.step_schedule=cosine"
 
 
 def seed_rows(runs, beside=None):
@@ -176,11 +177,12 @@ def test_where_files_lie_and_how_long_a_run_is_do_not_count():
         record("hbm", [0.7] * 9, HBM, "data.root=elsewhere", "threads=2", "checkpoint.every=7"),
     ]
     assert len(speed_ups(runs).captions) == 2
-    late = [
-        record("avg", [0.1, 0.7], COSINE, rounds=20),
-        record("hbm", [0.1, 0.7], HBM, COSINE, rounds=90),
-    ]
-    assert "hbm over avg (rounds 20 instead of 90)" in speed_ups(late).captions[-1]
+    for schedule in ([COSINE], BY_STEP):
+        late = [
+            record("avg", [0.1, 0.7], *schedule, rounds=20),
+            record("hbm", [0.1, 0.7], HBM, *schedule, rounds=90),
+        ]
+        assert "hbm over avg (rounds 20 instead of 90)" in speed_ups(late).captions[-1]
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -10,17 +10,10 @@ from hpcfl.algorithms.optim.base import Descent, Optimizer
 from hpcfl.algorithms.optim.muon import Muon
 from hpcfl.algorithms.optim.own import Own
 from hpcfl.algorithms.optim.sgd import Sgd
-from hpcfl.algorithms.optim.step_schedule import (
-    STEP_SCHEDULES,
-    OwnSchedule,
-    StepSchedule,
-    StepScheduleConfig,
-)
 from hpcfl.user_code.named_section import kind_of, section_of
 
 __all__ = [
     "OPTIMIZERS",
-    "STEP_SCHEDULES",
     "Adam",
     "AdamW",
     "Descent",
@@ -28,10 +21,7 @@ __all__ = [
     "Optimizer",
     "OptimizerConfig",
     "Own",
-    "OwnSchedule",
     "Sgd",
-    "StepSchedule",
-    "StepScheduleConfig",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Adam and AdamW, as torch.optim has them; k = 1, 2, ... counts a client's steps of the round.
+"""Adam and AdamW, as torch.optim has them; k = 1, 2, ... counts the steps of the state.
 
     m <- b1 m + (1 - b1) d,  v <- b2 v + (1 - b2) d^2;  m = v = 0 at first
     along = m / (1 - b1^k) / (sqrt(v / (1 - b2^k)) + eps)

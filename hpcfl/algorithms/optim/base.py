@@ -1,12 +1,12 @@
 """The interface of an optimiser of local steps.
 
-    o <- init(y)                                      # when a client's local training begins
+    o <- init(y)                                      # when a client's round begins
     along, o <- step(d, point, o)                     # d: the direction, without weight decay
     y <- start - scale eta along                      # by the executor
 
-o is not kept between rounds: it holds directions that were taken from an older model, and each
-client would need a state.  An optimiser of a user's own derives from ``Optimizer``; its fields are
-the keys of ``local.optimizer.keys``.
+With ``local.keep_optimizer`` o is kept in the client's state between its rounds, and ``init`` is
+called before the first of them alone, at the initial model.  An optimiser of a user's own derives
+from ``Optimizer``; its fields are the keys of ``local.optimizer.keys``.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,10 @@ class Optimizer(Section, ABC):
 
     @abstractmethod
     def init(self, y: Vector, layout: Layout) -> Any:
-        """The state before the first local step from ``y`` [P]: a NamedTuple of tensors."""
+        """The state before the first local step from ``y`` [P]: a tree of tensors.
+
+        Kept ones are of float32, float64, bfloat16 or int64.
+        """
 
     @abstractmethod
     def step(

@@ -15,7 +15,13 @@ from shlex import quote
 from typing import Any
 
 from hpcfl.errors import JobError
-from hpcfl.runs.job_file.settings import WITHOUT_EFFECT, Settings, changed, section
+from hpcfl.runs.job_file.settings import (
+    WITHOUT_EFFECT,
+    Settings,
+    changed,
+    section,
+    spanning_schedule,
+)
 from hpcfl.runs.job_file.yaml_file import COMMAND_LINE, as_shell_word
 
 # Keys that say where a job's inputs are.  A resume may change them: every checkpoint records a
@@ -206,11 +212,8 @@ def _fingerprint(settings: Settings) -> str:
 
 def _why(key: str, job: Mapping[str, Any]) -> str | None:
     """Why a key of a mutable section must not change; None if it may."""
-    if key == "rounds" and job.get("local.schedule") == "cosine":
-        return "local.schedule cosine spans all rounds"
-    kind = job.get("local.step_schedule.kind", "constant")
-    if key == "rounds" and kind != "constant":
-        return f"local.step_schedule {kind} spans all rounds"
+    if key == "rounds" and (schedule := spanning_schedule(job)):
+        return f"{schedule} spans all rounds"
     if key == "devices.path" and key in job and job[key] is None:
         return "their devices were drawn"
     return IMMUTABLE.get(key)

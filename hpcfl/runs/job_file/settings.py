@@ -200,3 +200,11 @@ def _beginning(text: str) -> str:
 
 def _end(text: str) -> str:
     return text if len(text) <= _LONG else f"...{text[3 - _LONG :]}"
+
+
+def spanning_schedule(job: Settings) -> str | None:
+    """The schedule of the learning rate that follows from the number of rounds, if there is one."""
+    if job.get("local.schedule") == "cosine":
+        return "local.schedule cosine"
+    kind = job.get("local.step_schedule.kind", "constant")
+    return None if kind == "constant" else f"local.step_schedule {kind}"

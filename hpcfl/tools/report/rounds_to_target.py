@@ -6,7 +6,13 @@ from math import inf
 from typing import NamedTuple, Self
 
 from hpcfl.errors import JobError
-from hpcfl.runs.job_file.settings import Settings, affects_results, changed, section
+from hpcfl.runs.job_file.settings import (
+    Settings,
+    affects_results,
+    changed,
+    section,
+    spanning_schedule,
+)
 from hpcfl.runs.record import RunRecord
 from hpcfl.tools.report.columns import Column, number, of_runs
 from hpcfl.tools.report.comparison import ComparisonColumns
@@ -249,8 +255,8 @@ def _kind(run: RunRecord) -> list[tuple[str, str]]:
 
 def _rates(run: RunRecord) -> Settings:
     """The rates of a run; where they look ahead, its rounds are one."""
-    cosine = run.settings.get("local.schedule") == "cosine"
-    keys = [*sorted(_RATES), *["rounds"] * cosine]
+    ahead = spanning_schedule(run.settings) is not None
+    keys = [*sorted(_RATES), *["rounds"] * ahead]
     return {key: run.settings[key] for key in keys if key in run.settings}
 
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag
 
+from hpcfl.errors import BrokenRuleError
 from hpcfl.types import DottedPath, Natural, Section, Share
 from hpcfl.user_code.accepts import Accepts
 from hpcfl.user_code.find_object import find_object
@@ -67,6 +68,7 @@ class ConstantSchedule(_Shape):
     kind: Literal["constant"] = "constant"
 
     def shape(self, q: float) -> float:
+        """1."""
         return 1.0
 
 
@@ -79,6 +81,7 @@ class LinearSchedule(_Shape):
     """The factor that it falls to."""
 
     def shape(self, q: float) -> float:
+        """The line from 1 to the floor."""
         return 1 - (1 - self.floor) * q
 
 
@@ -91,6 +94,7 @@ class CosineSchedule(_Shape):
     """The factor that it falls to."""
 
     def shape(self, q: float) -> float:
+        """The half cosine from 1 to the floor."""
         return self.floor + (1 - self.floor) * (1 + cos(pi * q)) / 2
 
 
@@ -114,11 +118,11 @@ class OwnSchedule(StepSchedule):
         """What the function returns.
 
         Raises:
-            ValueError: it is no finite number above 0.
+            BrokenRuleError: it is no finite number above 0.
         """
         found = self.made(n, steps)
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < inf:
-            raise ValueError(
+            raise BrokenRuleError(
                 f"local.step_schedule: {self.of} gives {found!r:.60} for step {n} of {steps}, "
                 "expected a finite number above 0"
             )
