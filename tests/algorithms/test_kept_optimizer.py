@@ -19,6 +19,7 @@ from hpcfl.runs.manifest import committed
 from hpcfl.start.components.personal_models import PersonalModels
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
+from tests.algorithms.methods import ALL, ALLOW_NESTEROV, SAMPLE
 from tests.algorithms.play import Problem, kept, parts, play, softmax_problem, states, tree, xs
 from tests.algorithms.reference import Setting
 from tests.algorithms.test_optimizers import newton_schulz
@@ -221,6 +222,7 @@ def test_a_narrow_store_keeps_counts_whole(tmp_path):
         ("optimizer_v", torch.bfloat16),
         ("optimizer_steps", torch.float64),
     ]
+    assert stored.bytes == 2 * 15 * 2 + 8
     folder = committed(run / "checkpoints")[-1].folder
     with Reader(Table.load(folder, run / "stores"), stored) as reader:
         assert reader.read(0).optimizer_steps == 270
@@ -299,4 +301,49 @@ def test_a_field_of_the_same_name_is_refused(tmp_path):
     algorithm = {"name": f"{__name__}.Named"}
     given = {**job(tmp_path, {"steps": 2, "momentum": 0.5}), "algorithm": algorithm}
     with pytest.raises(JobError, match="Own has a field optimizer, which hpcfl adds for a kept"):
+        parts(tmp_path, given)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLE if name in ALLOW_NESTEROV])
+def test_every_method_that_allows_momentum(tmp_path, name):
+    """With states, warm starts and models of its own; alike in both executors."""
+    more = {"cohort": {"kind": "uniform", "size": 3}}
+    local = {"epochs": 1, "batch_size": 4, "lr": 0.1, "momentum": 0.8}
+    paths = []
+    for executor, keep in (("sequential", True), ("block", True), ("sequential", False)):
+        given = local | {"keep_optimizer": keep}
+        job = tree(tmp_path, PROBLEM, ALL[name], local=given, executor=executor, **more)
+        paths.append(trace(job).xs)
+    found, block, fresh = paths
+    np.testing.assert_allclose(block, found, rtol=0, atol=1e-11)
+    if name != "dpfedavg":  # whose clipped uploads may be equal
+        assert np.abs(found - fresh).max() > 1e-4
+
+
+@pytest.mark.parametrize("statistics", ["mean", "local", "frozen"])
+def test_beside_running_statistics(tmp_path, statistics):
+    """Both lie beside the method's own state; each is what it is without the other."""
+    model = {"name": "module", "of": "tests.algorithms.test_statistics.Normed"}
+    model |= {"statistics": statistics}
+    keys = {"steps": 3, "momentum": 0.9}
+    cohorts, big = [[0, 3], [1, 3], [3]], softmax_problem((8, 8, 4, 12))
+    ends = []
+    for executor in EXECUTORS:
+        given = job(tmp_path, keys, problem=big, cohorts=cohorts, executor=executor, model=model)
+        described = parts(tmp_path, given)
+        run = play(tmp_path, kept(given)).directory
+        ends.append(states(run, described))
+        names = [field.name for field in described.training.schema.client_state.fields]
+        assert names == ["statistics"] * (statistics == "local") + ["optimizer"]
+    for alone, together in zip(*ends, strict=True):
+        assert (alone is None) == (together is None)
+        if alone is not None:
+            torch.testing.assert_close(tuple(together), tuple(alone), rtol=0, atol=1e-11)
+            assert split(alone).optimizer.abs().max() > 0
+
+
+def test_fednova_refuses(tmp_path):
+    """Its weights are those of a momentum that begins at zero."""
+    given = {**job(tmp_path, {"steps": 2, "momentum": 0.5}), "algorithm": {"name": "fednova"}}
+    with pytest.raises(JobError, match="fednova has a_i of a momentum that is 0 at the start of"):
         parts(tmp_path, given)
