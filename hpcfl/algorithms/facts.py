@@ -68,6 +68,8 @@ class Facts(NamedTuple):
     # Of the flat vector, or what makes it if a hook asks; None where a job is read without a model.
     layout: Layout | Callable[[], Layout] | None = None
     cohort: str = "uniform"  # the kind of the cohorts
+    all_take_part: bool = True  # whether every client does, in every round
+    steps: int | None = None  # local steps of a round; None where a job counts epochs
     # Whether clients keep their optimiser's state between rounds; None where the job does not say.
     keep_optimizer: bool | None = None
     step_schedule: str | None = None  # its kind; None where all steps of a round have one rate

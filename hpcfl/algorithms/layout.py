@@ -78,6 +78,22 @@ class Layout:
             ]
         )
 
+    def divided(self, count: int) -> tuple[tuple[str, ...], ...]:
+        """The names in ``count`` parts that follow one another, of nearly equal size.
+
+        Each part but the last has the size that is nearest to the mean of it and those after it, of
+        two such sizes the smaller one.  No part is empty where there are as many names.
+        """
+        ends, begin = [0, *accumulate(self.sizes)], 0
+        parts = []
+        for left in range(count, 1, -1):  # parts
+            rest, possible = ends[-1] - ends[begin], range(begin + 1, len(self.names) - left + 2)
+            distances = ((abs(left * (ends[n] - ends[begin]) - rest), n) for n in possible)
+            _, end = min(distances, default=(0, begin))
+            parts.append(self.names[begin:end])
+            begin = end
+        return (*parts, self.names[begin:])
+
     def require(self, names: Collection[str]) -> None:
         """Check that the model has these parameters.
 

@@ -83,6 +83,12 @@ class Devices(Section):
         if self.late == "shorten" and self.deadline_s is None:
             raise ValueError("late: found shorten without deadline_s, which it keeps; set both")
 
+    @property
+    def all_answer(self) -> bool:
+        """Whether every client can always be asked, and answers after all its steps."""
+        lost = self.available < 1 or self.fails > 0 or self.deadline_s is not None
+        return not lost and self.path is None
+
     def asking(self, cohort: CohortConfig) -> CohortConfig:
         """The cohorts of the clients that are asked.
 

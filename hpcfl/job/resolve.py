@@ -68,6 +68,13 @@ def carried_statistics(job: Job) -> Literal["mean", "local"] | None:
     return None if kind == "frozen" else kind
 
 
+def all_take_part(job: Job, population: int) -> bool:
+    """Whether every client takes part in every round, with all its local steps."""
+    drawn_twice = job.cohort.kind == "importance"  # and others then not at all
+    everyone = job.cohort.participation(population) == 1 and not drawn_twice
+    return everyone and (job.devices is None or job.devices.all_answer)
+
+
 def facts_of(
     job: Job,
     population: int,
@@ -81,6 +88,8 @@ def facts_of(
         participation=job.cohort.participation(population),
         population=population,
         cohort=job.cohort.kind,
+        all_take_part=all_take_part(job, population),
+        steps=local.steps,
         weights=job.weights,
         weight_decay=local.weight_decay,
         optimizer=local.optimizer if isinstance(local.optimizer, str) else local.optimizer.kind,
