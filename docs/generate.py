@@ -73,11 +73,10 @@ def keys() -> Iterator[str]:
 def algorithms() -> Iterator[str]:
     """Every algorithm: the header of its file, its traffic and its keys."""
     for name, cls in ALGORITHMS.items():
-        # No size depends on a number that has no default.
-        required = {key.name: 1.0 for key in settings(cls) if key.default == REQUIRED}
-        algorithm = cls(**required)
-        sizes = multiples(algorithm)
-        down, up, kept, server = ("a part" if size == "-" else size for size in sizes)
+        # What has no default is a number, and some sizes may depend on it.
+        required = [key.name for key in settings(cls) if key.default == REQUIRED]
+        sizes = zip(*(multiples(cls(**dict.fromkeys(required, n))) for n in (1, 2)), strict=True)
+        down, up, kept, server = (one if one == other != "-" else "a part" for one, other in sizes)
         yield f"\n### `{name}`\n\n```text"
         yield inspect.cleandoc(inspect.getmodule(cls).__doc__) + "\n```\n"
         yield f"Sent down {down}, sent up {up}, kept per client {kept}, kept by the server"

@@ -13,6 +13,7 @@ ALGORITHMS: Mapping[str, "type[Algorithm]"] = LazyClasses(
     {
         "adabest": "AdaBest",
         "centralized": "Centralized",
+        "diloco": "DiLoCo",
         "ditto": "Ditto",
         "dpfedavg": "DPFedAvg",
         "ef21": "EF21",
@@ -64,6 +65,8 @@ ALGORITHMS: Mapping[str, "type[Algorithm]"] = LazyClasses(
         "randk": "RandK",
         "scaffold": "Scaffold",
         "server_only": "ServerOnly",
+        "slowmo": "SlowMo",
+        "streaming_diloco": "StreamingDiLoCo",
         "topk": "TopK",
     },
 )

@@ -28,6 +28,13 @@ class Server(NamedTuple):
     v: Vector  # the momentum
 
 
+def moved(server: Server, delta: Vector, beta: float, lr: float, *, nesterov: bool) -> Server:
+    """The server after a step of torch.optim.SGD with momentum ``beta`` and gradient ``delta``."""
+    v = beta * server.v + delta
+    step = delta + beta * v if nesterov else v
+    return Server(server.x - lr * step, v)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(Algorithm):
     """FedAvgM (Hsu et al., 2019)."""
@@ -41,6 +48,4 @@ class FedAvgM(Algorithm):
         return Server(x=x0, v=zeros_like(x0))
 
     def update(self, server: Server, mean: Upload, cohort: Cohort) -> Server:
-        v = self.beta * server.v + mean.delta
-        step = mean.delta + self.beta * v if self.nesterov else v
-        return Server(server.x - self.server_lr * step, v)
+        return moved(server, mean.delta, self.beta, self.server_lr, nesterov=self.nesterov)

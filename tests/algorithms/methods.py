@@ -48,6 +48,14 @@ ENTRIES: Mapping[str, Entry] = {  # by a name for test ids
     "fedavgm-nesterov": Entry(
         {"name": "fedavgm", "server_lr": 0.3, "nesterov": True}, identity=Identity({"beta": 0.0})
     ),
+    "diloco": Entry({"name": "diloco"}, identity=Identity({"beta": 0.0})),
+    "slowmo": Entry({"name": "slowmo"}, identity=Identity({"beta": 0.0}, tolerance=1e-12)),
+    "streaming_diloco": Entry(
+        {"name": "streaming_diloco", "fragments": 2}, (Fraction(1, 2), Fraction(1, 2))
+    ),
+    "streaming_diloco-at-once": Entry(
+        {"name": "streaming_diloco", "fragments": 1, "delay": 0, "alpha": 0.3}
+    ),
     "fedadam": Entry({"name": "fedadam"}),
     "fedadam-corrected": Entry({"name": "fedadam", "bias_correction": True, "v0": 0.0001}),
     "fedyogi": Entry({"name": "fedyogi"}),
@@ -213,6 +221,9 @@ def _sampled() -> list[str]:
         first.setdefault(keys["name"], name)
     return list(ALL) if LONG else list(first.values())
 
+
+WHOLE = {"centralized", "streaming_diloco"}
+"""The methods whose clients all take part in every round: they refuse other cohorts."""
 
 SAMPLE = _sampled()
 """The first entry of each method; every entry in the long form."""

@@ -83,23 +83,38 @@ def model_for(algorithm: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": "linear"}
 
 
+def local_for(algorithm: Mapping[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
+    """The local section, with what the method demands.
+
+    Streaming DiLoCo gets steps in place of epochs, and it and DiLoCo a word on whether clients keep
+    a velocity.
+    """
+    found = dict(local)
+    if algorithm["name"] == "streaming_diloco" and "steps" not in found:
+        found["steps"] = 2 * found.pop("epochs", 1)
+    if algorithm["name"] in ("diloco", "streaming_diloco") and found.get("momentum"):
+        found.setdefault("keep_optimizer", False)
+    return found
+
+
 def tree(
     folder: Path, problem: Problem, algorithm: Mapping[str, Any], **changes: Any
 ) -> dict[str, Any]:
     """A job of full participation in float64; ``changes`` replace its keys.
 
     Centralised training gets the problem pooled in one client, and DP-FedAvg the uniform weights
-    that it demands.
+    that it demands; see ``local_for`` too.
     """
     pooled = algorithm["name"] == "centralized"
     if algorithm["name"] == "dpfedavg":
         changes["weights"] = "uniform"
+    local = changes.pop("local", {"epochs": 2, "batch_size": 4, "lr": 0.3})
     return {
         "data": problem.write(folder) | ({"partition": {"kind": "pooled"}} if pooled else {}),
         "model": model_for(algorithm),
         "cohort": {"kind": "cyclic", "size": 1 if pooled else problem.population},
         "algorithm": dict(algorithm),
-        "local": {"epochs": 2, "batch_size": 4, "lr": 0.3},
+        "local": local_for(algorithm, local),
         "precision": "float64",
         "rounds": ROUNDS,
         "device": "cpu",

@@ -22,7 +22,7 @@ from hpcfl.job.registry import REGISTRIES
 from hpcfl.local.grad import StepGrad
 from hpcfl.types import Batch
 from tests.algorithms.facts import facts
-from tests.algorithms.methods import ALL, SAMPLE
+from tests.algorithms.methods import ALL, SAMPLE, WHOLE
 from tests.algorithms.play import softmax_problem, tree
 from tests.algorithms.trace import trace
 from tests.long_form import long_form
@@ -67,6 +67,7 @@ def algorithm(name):
     made = ALGORITHMS[ALL[name]["name"]](**fields)
     own = facts(
         *((1.0, 1) if name == "centralized" else (0.5, 6)),
+        all_take_part=True,
         size=P,
         weight_decay=0.01,
         weights="uniform",
@@ -214,7 +215,7 @@ def test_runs_in_every_precision(tmp_path, name, precision):
     Other tests play every algorithm in float64 (test_reference.py) and float32 (tests/golden).
     """
     job = tree(tmp_path, softmax_problem(), ALL[name], precision=precision, rounds=8)
-    if name != "centralized":
+    if ALL[name]["name"] not in WHOLE:
         job["cohort"] = {"kind": "uniform", "size": 4}
     job["weights"] = "uniform"
     found = trace(job)

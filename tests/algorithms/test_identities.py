@@ -248,6 +248,8 @@ EQUAL = [
     equal(
         a("fedmim", alpha=[B], beta=[B], lr=LR / (1 - B)), a("ghb", tau=1, beta=B, nesterov=True)
     ),
+    identical(a("diloco", beta=B), a("fedavgm", beta=B, nesterov=True)),
+    equal(a("slowmo", beta=B), a("fedavgm", beta=B), lr_decay=1.0),
     identical(a("fedgamma", rho=0.0), a("scaffold")),
     identical(a("fedlesam_s", rho=0.0), a("scaffold")),
     identical(a("fedsmoo", rho=0.0, alpha=B), a("feddyn", alpha=B)),
@@ -296,6 +298,7 @@ EQUAL = [
     ),
     # 7, each pair under no more conditions than it needs
     equal(FEDAVG, sgd, steps="one", cohort="full"),
+    equal(a("diloco", beta=0.0), sgd, steps="one", cohort="full"),
     equal(a("scaffold", option=1), sgd, steps="one", cohort="full", weights="uniform"),
     equal(a("scaffold", option=2), sgd, steps="one", cohort="full", weights="uniform"),
     equal(a("mime"), momentum_sgd(0.0, whole=True), steps="one"),
@@ -395,6 +398,8 @@ DIFFERENT = [
             a("fedprox", mu=0.1),
             a("fedsam", rho=0.1),
             a("fedavgm", beta=B),
+            a("diloco", beta=B),
+            a("slowmo", beta=B),
             a("fedcm", alpha=B),
             a("fedmim", alpha=[0.0, 0.0], beta=[0.0, 0.2]),
             a("fedmim", alpha=[0.0, 0.2], beta=[0.0, 0.0]),
@@ -429,6 +434,7 @@ DIFFERENT = [
     # 4, with a momentum of the other kind, and what the FedHBM paper's Table 1 says
     (a("fedadc", beta=B, beta_local=B, nesterov=True), a("ghb", tau=1, beta=B)),
     (a("fedadc", beta=B, beta_local=1.0), a("ghb", tau=1, beta=B)),
+    (a("diloco", beta=B), a("fedavgm", beta=B)),
     # 5
     (a("mofedsam", rho=0.1, alpha=B), a("fedcm", alpha=B)),
     (a("mofedsam", rho=0.2, alpha=B), a("fedsam", rho=0.2)),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfl.algorithms import ALGORITHMS
-from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, ENTRIES, SAMPLE
+from tests.algorithms.methods import ALL, ALLOW_MOMENTUM, ALLOW_NESTEROV, ENTRIES, SAMPLE, WHOLE
 from tests.algorithms.play import ROUNDS, Problem, parts, softmax_problem, tree, xs
 from tests.algorithms.reference import METHODS, Setting
 from tests.algorithms.settings import LR, Method
@@ -96,10 +96,12 @@ def options(name: str, **choices: list[Any]) -> list[dict[str, Any]]:
 BOTH = [False, True]
 RATES = [1.0, 0.7]
 # A linear model is its last dense layer: with fedper's default it is personal as a whole.
-WITHOUT_DEFAULTS = {"centralized", "dpfedavg", "fedper", "fedrep"}
+WITHOUT_DEFAULTS = {"centralized", "dpfedavg", "fedper", "fedrep", "streaming_diloco"}
 DEFAULTS = [{"name": name} for name in METHODS if name not in WITHOUT_DEFAULTS]
 OPTIONS = [
     *options("fedavgm", beta=[0.0, 0.6], nesterov=BOTH, server_lr=[0.4]),
+    *options("diloco", beta=[0.0, 0.6], server_lr=[0.4]),
+    *options("slowmo", beta=[0.0, 0.6], server_lr=[0.4]),
     *options("fedadam", b1=[0.5], b2=[0.8], tau=[0.01], v0=[0.0, 0.02], bias_correction=BOTH),
     *options("fedyogi", b1=[0.5], b2=[0.8], tau=[0.01], v0=[0.0, 0.02], bias_correction=BOTH),
     *options("fedadagrad", b1=[0.0, 0.5], tau=[0.01], v0=[0.0, 0.02], server_lr=[0.2]),
@@ -177,7 +179,8 @@ def check(folder, algorithm, setting):
     assert np.abs(expected[-1] - expected[0]).max() > 0.05
 
 
-REFERENCED = METHODS.keys() - {"centralized"}  # which has another problem, see below
+# In every setting; the others have another problem, or other cohorts: see below.
+REFERENCED = METHODS.keys() - WHOLE
 
 
 def compared():
@@ -199,7 +202,7 @@ def test_equals_plain_numpy(tmp_path, name, setting):
         (name, setting)
         for names, setting in zip((ALLOW_MOMENTUM, ALLOW_NESTEROV), MOMENTUM_SETTINGS, strict=True)
         for name in names
-        if ALL[name]["name"] in METHODS
+        if ALL[name]["name"] in REFERENCED
     ],
 )
 def test_local_momentum_equals_plain_numpy(tmp_path, name, setting):
@@ -230,6 +233,36 @@ def test_centralized_equals_plain_numpy(tmp_path, fields, wd):
     expected = METHODS["centralized"](setting, **fields)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
     assert np.abs(expected[-1] - expected[0]).max() > 0.1
+
+
+SAME_STEPS = {"lr": 0.3, "lr_decay": 0.8, "weight_decay": 0.1, "batch_size": 4, "steps": 3}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *options("streaming_diloco", fragments=[1, 2], delay=[0, 1, 2], alpha=[0.0, 0.5, 1.0]),
+        *options(
+            "streaming_diloco",
+            fragments=[[["1.bias"], ["1.weight"]], [["1.bias", "1.weight"]]],
+            beta=[0.0, 0.6],
+            server_lr=[0.4],
+        ),
+    ],
+    ids=told,
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+def test_streaming_diloco_equals_plain_numpy(tmp_path, fields, momentum):
+    local = SAME_STEPS | {"momentum": momentum}
+    job = tree(tmp_path, PROBLEM, fields, local=local)
+    found = trace(job)
+    whole = {"cohorts": [list(range(CLIENTS))] * ROUNDS, "participation": 1.0}
+    words = {"lr_decay": 0.8, "wd": 0.1, "epochs": None, "steps": 3, "momentum": momentum}
+    setting = Setting(problem=PROBLEM, x0=found.xs[0], **whole, **words)
+    keys = {key: value for key, value in fields.items() if key != "name"}
+    expected = METHODS["streaming_diloco"](setting, **keys)
+    np.testing.assert_allclose(found.xs, expected, rtol=1e-12, atol=1e-12)
+    assert np.abs(expected[-1] - expected[0]).max() > 0.05
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -13,7 +13,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.local.joined import split
 from hpcfl.start.components.executors import make_executor
 from tests.algorithms.facts import COHORT
-from tests.algorithms.methods import ALL, SAMPLE
+from tests.algorithms.methods import ALL, SAMPLE, WHOLE
 from tests.algorithms.play import Problem, parts, play, tree
 from tests.algorithms.trace import trace
 from tests.long_form import LONG
@@ -123,10 +123,11 @@ def test_every_method_carries_them(folder, name, carried):
     keys = ALL[name]
     if "personal" in keys:
         keys = {**keys, "personal": ["1.bias"]}
-    pooled = {"cohort": {"kind": "cyclic", "size": 1}} if name == "centralized" else {}
+    size = 1 if name == "centralized" else len(SIZES)
+    whole = {"cohort": {"kind": "cyclic", "size": size}} if keys["name"] in WHOLE else {}
     one, many = (
-        trace(job(folder, "Images", carried, keys, **pooled, **how))
-        for how in ({}, {"executor": "block", "block_size": 1 if pooled else 4})
+        trace(job(folder, "Images", carried, keys, **whole, **how))
+        for how in ({}, {"executor": "block", "block_size": min(4, size)})
     )
     check_equal(one, many, 1e-9)
     assert np.isfinite(one.xs).all()

@@ -24,7 +24,9 @@ def test_measured_is_planned_is_expected(tmp_path, name, precision):
     entry = ALL[name]
     job = tree(tmp_path, PROBLEM, entry, precision=precision, rounds=4)
     sizes = [1] * 4
-    if entry["name"] != "centralized":
+    if entry["name"] == "streaming_diloco":
+        sizes = [PROBLEM.population] * 4
+    elif entry["name"] != "centralized":
         job |= {"cohort": {"kind": "replay", "rounds": COHORTS}}
         sizes = [len(cohort) for cohort in COHORTS]
     number = 8 if precision == "float64" else 4

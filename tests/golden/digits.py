@@ -22,7 +22,7 @@ import torch
 from hpcfl.cli.main import main
 from hpcfl.start.environment import processor
 from tests.algorithms.methods import ALL
-from tests.algorithms.play import model_for
+from tests.algorithms.play import local_for, model_for
 from tests.parallel.harness import play_all
 
 RECORDED = Path(__file__).with_name("hashes.json")
@@ -51,10 +51,13 @@ def jobs() -> dict[str, dict[str, Any]]:
     for name, algorithm in ALL.items():
         for executor in ("sequential", "block"):
             job = {**JOB, "algorithm": dict(algorithm), "executor": executor}
+            job["local"] = local_for(algorithm, JOB["local"])
             if algorithm["name"] == "fedbn":
                 job["model"] = model_for(algorithm)
             if algorithm["name"] == "dpfedavg":
                 job["weights"] = "uniform"
+            if algorithm["name"] == "streaming_diloco":
+                job["cohort"] = {"kind": "cyclic", "size": 10}
             if name == "centralized":
                 job["data"] = {"clients": 1, "partition": {"kind": "iid"}}
                 job["cohort"] = {"kind": "uniform", "size": 1}

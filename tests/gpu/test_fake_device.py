@@ -45,7 +45,7 @@ from hpcfl.runs.log_keys import measured
 from hpcfl.start.components.build import build_components
 from hpcfl.tools.selftest import outcome
 from tests.algorithms.methods import ENTRIES, SAMPLE
-from tests.algorithms.play import model_for
+from tests.algorithms.play import local_for, model_for
 from tests.gpu.fake_cuda import CUDA, _current, fake_cuda, is_fake
 from tests.jobs.miniatures import CLIENTS, MAKERS, VOCABULARY
 from tests.long_form import LONG, long_form
@@ -125,13 +125,17 @@ def problem(tmp_path):
 
 def small_job(data, algorithm, **changes):
     pooled = {"partition": {"kind": "pooled"}} if algorithm["name"] == "centralized" else {}
-    cohort = {"kind": "cyclic", "size": 1 if pooled else 3}
+    sizes = {"centralized": 1, "streaming_diloco": 4}
+    cohort = {"kind": "cyclic", "size": sizes.get(algorithm["name"], 3)}
     return {
         "data": data | pooled,
         "model": model_for(algorithm),
         "cohort": cohort,
         "algorithm": dict(algorithm),
-        "local": {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
+        "local": local_for(
+            algorithm,
+            {"epochs": 1, "batch_size": 4, "lr": 0.1, "weight_decay": 0.01, "lr_decay": 0.5},
+        ),
         "weights": "uniform" if algorithm["name"] == "dpfedavg" else "examples",
         "rounds": 3,
         "block_size": 2 if changes.get("executor") in ("block", "lanes") and not pooled else None,
@@ -157,6 +161,7 @@ ONE_BY_ONE = [
     "ditto",
     "fedadamw",
     "qsgd",
+    "streaming_diloco",
 ]
 
 

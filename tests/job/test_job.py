@@ -60,7 +60,8 @@ def test_a_task_lies_under_the_job(tmp_path):
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_what_is_written_loads_again(job, tmp_path, algorithm):
-    keys = {"dpfedavg": ", clip: 1, noise: 1"}.get(algorithm, "")
+    required = {"dpfedavg": ", clip: 1, noise: 1", "streaming_diloco": ", fragments: 2"}
+    keys = required.get(algorithm, "")
     overrides = [
         f"algorithm={{name: {algorithm}{keys}}}",
         "data.partition={kind: dirichlet, alpha: 0.3}",

@@ -93,8 +93,8 @@ def test_every_job_is_accepted(path):
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_every_algorithm_is_known(algorithm):
     """By its own keys: the branch for classes of a user takes dotted paths alone."""
-    required = {"clip": 1.0, "noise": 1.0} if algorithm == "dpfedavg" else {}
-    keys = {"name": algorithm, **required}
+    required = {"dpfedavg": {"clip": 1.0, "noise": 1.0}, "streaming_diloco": {"fragments": 2}}
+    keys = {"name": algorithm, **required.get(algorithm, {})}
     assert accepts(changed("algorithm", keys))
     assert not accepts(changed("algorithm", {**keys, "no_such_key": 1}))
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.algorithms.methods import ALL, SAMPLE
+from tests.algorithms.methods import ALL, SAMPLE, WHOLE
 from tests.algorithms.play import softmax_problem, tree
 from tests.long_form import long_form
 from tests.parallel.harness import play_all
@@ -32,7 +32,9 @@ def play(tmp_path_factory):
             local = {"epochs": 2, "batch_size": 4, "lr": 0.3, "lr_decay": 0.9, "weight_decay": 0.01}
             jobs[name] = tree(root, softmax_problem(), ALL[name], local=local, comm=comm)
             if name != "centralized":
-                jobs[name] |= {"cohort": COHORTS, "precision": precision}
+                jobs[name]["precision"] = precision
+            if ALL[name]["name"] not in WHOLE:
+                jobs[name]["cohort"] = COHORTS
         play_all(root, jobs, ranks, stop=stop, mpi=backend == "mpi")
         return root
 

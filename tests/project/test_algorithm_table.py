@@ -21,7 +21,10 @@ ROWS = [
 ]
 
 
-REQUIRED = {"dpfedavg": {"clip": 1.0, "noise": 1.0}}  # what has no default
+REQUIRED = {  # what has no default
+    "dpfedavg": {"clip": 1.0, "noise": 1.0},
+    "streaming_diloco": {"fragments": 4},
+}
 
 
 def test_there_are_some():

@@ -39,6 +39,7 @@ from tests.algorithms.reference.corrected import (
     mimemvr,
     scaffold,
 )
+from tests.algorithms.reference.local_sgd import diloco, slowmo, streaming_diloco
 from tests.algorithms.reference.logits import fedlc, fedntd
 from tests.algorithms.reference.momentum import (
     fedadc,
@@ -67,6 +68,7 @@ METHODS: Mapping[str, Callable[..., Array]] = {
     for method in (
         adabest,
         centralized,
+        diloco,
         ditto,
         dpfedavg,
         ef21,
@@ -117,6 +119,8 @@ METHODS: Mapping[str, Callable[..., Array]] = {
         randk,
         scaffold,
         server_only,
+        slowmo,
+        streaming_diloco,
         topk,
     )
 }
