@@ -109,6 +109,32 @@ def test_one_part_is_in_memory_at_a_time():
     assert model.widest == 3
 
 
+SIZES = []
+
+
+class Recorded(nn.Module):
+    """Keeps the sizes of the batches that it has computed."""
+
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.out = nn.Linear(*input_shape, outputs)
+
+    def forward(self, x):
+        SIZES.append(len(x))
+        return self.out(x)
+
+
+def test_a_job_computes_parts(tmp_path):
+    model = {"name": "module", "of": f"{__name__}.Recorded"}
+    described = parts(tmp_path, job(tmp_path, {"model": model}))
+    (batch,) = described.population.clients.task(5, 0, steps=1).batches
+    four = Batch(*(leaf.repeat_interleave(4, 0) for leaf in batch))
+    gradient = described.gradient()
+    SIZES.clear()
+    gradient.stochastic(described.model.x0, four, 0)
+    assert SIZES == [2, 2]
+
+
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.AlphaDropout(0.5)], ids=["ours", "torch's"])
 def test_parts_have_dropout_masks_of_their_own(layer):
     """That follow from the step's seed alone."""

@@ -60,7 +60,13 @@ JOBS = {
         **BLOCK,
     },
     "digits-kept": {**DIGITS, "algorithm": {"name": "feddyn"}, "local": KEPT, "balance": "steal"},
-    "digits-kept-block": {**DIGITS, "local": KEPT, "store": {"dtype": "bfloat16"}, **BLOCK},
+    "digits-kept-block": {
+        **DIGITS,
+        "algorithm": {"name": "fedavg"},
+        "local": KEPT,
+        "store": {"dtype": "bfloat16"},
+        **BLOCK,
+    },
     "digits-devices": {
         **DIGITS,
         "algorithm": SCAFFOLD_1,
@@ -167,9 +173,9 @@ def test_the_jobs_exercise_what_they_should(alone):
             assert {2, 3, 4} <= set(sizes)
         else:
             assert {0, 1, 2} <= set(sizes)
-        kept = {"fedavg": 0, "scaffold": 1, "fedhbm": 2, "localghb": 2}[
-            JOBS[name]["algorithm"]["name"]
-        ]
+        fields = {"fedavg": 0, "scaffold": 1, "feddyn": 1, "fedhbm": 2, "localghb": 2}
+        # Of AdamW two moments and a count are kept.
+        kept = fields[JOBS[name]["algorithm"]["name"]] + 3 * ("kept" in name)
         assert {len(state) for state in found.clients.values()} <= {kept}
         assert bool(found.clients) == bool(kept)
 
