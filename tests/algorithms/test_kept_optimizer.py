@@ -19,7 +19,7 @@ from hpcfl.runs.manifest import committed
 from hpcfl.start.components.personal_models import PersonalModels
 from hpcfl.store.reader import Reader
 from hpcfl.store.row_table import Table
-from tests.algorithms.methods import ALL, ALLOW_NESTEROV, SAMPLE
+from tests.algorithms.methods import ALL, ALLOW_NESTEROV, SAMPLE, WHOLE
 from tests.algorithms.play import Problem, kept, parts, play, softmax_problem, states, tree, xs
 from tests.algorithms.reference import Setting
 from tests.algorithms.test_optimizers import newton_schulz
@@ -307,7 +307,7 @@ def test_a_field_of_the_same_name_is_refused(tmp_path):
 @pytest.mark.parametrize("name", [name for name in SAMPLE if name in ALLOW_NESTEROV])
 def test_every_method_that_allows_momentum(tmp_path, name):
     """With states, warm starts and models of its own; alike in both executors."""
-    more = {"cohort": {"kind": "uniform", "size": 3}}
+    more = {} if name in WHOLE else {"cohort": {"kind": "uniform", "size": 3}}
     local = {"epochs": 1, "batch_size": 4, "lr": 0.1, "momentum": 0.8}
     paths = []
     for executor, keep in (("sequential", True), ("block", True), ("sequential", False)):

@@ -44,6 +44,8 @@ def whole(tmp_path_factory):
         pytest.param(4, "one", [2, 2, 3], "hdf5", "localghb", marks=long_form),
         (5, "all", [3, 1, 1], "hdf5", "localghb"),
         (6, "one", [2, 3, 1], "hdf5", "kept"),
+        (7, "all", [4, 1, 2], "hdf5", "streaming_diloco"),
+        (8, "one", [2, 4, 1], "hdf5", "diloco"),
     ],
 )
 def test_killed_and_resumed(whole, tmp_path, seed, victims, ranks, store, name):
