@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from math import cos, pi
 from typing import Any
@@ -19,6 +18,7 @@ from hpcfl.errors import JobError
 from tests.algorithms.play import ROUNDS, Array, parts, softmax_problem, tree
 from tests.algorithms.reference import Setting
 from tests.algorithms.reference.local_sgd import PARTS
+from tests.algorithms.test_kept_optimizer import CASES
 from tests.algorithms.trace import Trace, trace
 
 PROBLEM = softmax_problem()
@@ -38,20 +38,7 @@ SCHEDULES: Mapping[str, tuple[dict[str, Any] | None, Callable[[int], float]]] = 
     "one rate a round": (None, lambda n: 1.0),
     "cosine": ({"kind": "cosine", "warmup": 2, "floor": 0.1}, cosine),
 }
-# A job's keys, and the class of torch.
-OPTIMIZERS: Mapping[str, tuple[dict[str, Any], Any]] = {
-    "sgd": ({"momentum": 0.8}, partial(torch.optim.SGD, momentum=0.8)),
-    "nesterov": (
-        {"momentum": 0.8, "nesterov": True},
-        partial(torch.optim.SGD, momentum=0.8, nesterov=True),
-    ),
-    "adam": ({"optimizer": "adam"}, torch.optim.Adam),
-    "adamw": (
-        {"optimizer": {"kind": "adamw", "b2": 0.95}},
-        partial(torch.optim.AdamW, betas=(0.9, 0.95)),
-    ),
-}
-KEPT = [False]
+KEPT = [False, True]
 
 
 class Worker:
@@ -88,17 +75,16 @@ class Outer:
         return self.x.detach().numpy().copy()
 
 
-def torch_diloco(
-    s: Setting, made: Any, factor: Any, *, kept: bool, beta: float = 0.9, server_lr: float = 0.7
+def torch_workers(
+    s: Setting, made: Any, factor: Any, server: Callable[[int, Array, Array], Array], *, kept: bool
 ) -> Array:
-    """[rounds + 1, P]"""
+    """[rounds + 1, P]; ``server(t, x, D)`` is the next model."""
     workers = [Worker(s, i, made, kept=kept) for i in range(CLIENTS)]
-    outer = Outer(s.x0, server_lr, beta)
 
     def after(t: int, cohort: Sequence[int], x: Array) -> Array:
         for i in cohort:
             workers[i].y.data.copy_(torch.from_numpy(x))
-        return outer.step(s.delta(x, {i: workers[i].train(t, factor) for i in cohort}))
+        return server(t, x, s.delta(x, {i: workers[i].train(t, factor) for i in cohort}))
 
     return s.play(after)
 
@@ -152,30 +138,76 @@ def setting(x0: Array, cohorts, *, uniform: bool) -> Setting:
 
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", CASES)
 @pytest.mark.parametrize(
     ("cohorts", "weights"), [(PARTIAL, "examples"), (WHOLE, "uniform")], ids=["partial", "whole"]
 )
 def test_diloco_is_torch_s(folder, cohorts, weights, optimizer, schedule, kept):
     """An optimiser of torch for each worker, and torch.optim.SGD(nesterov=True) at the server."""
-    (keys, made), (section, factor) = OPTIMIZERS[optimizer], SCHEDULES[schedule]
+    (keys, made), (section, factor) = CASES[optimizer], SCHEDULES[schedule]
     keep = {"keep_optimizer": kept}
     found = played(folder, {"name": "diloco"}, cohorts, keys | keep, section, weights=weights).xs
     s = setting(found[0], cohorts, uniform=weights == "uniform")
-    expected = torch_diloco(s, made, factor, kept=kept)
+    outer = Outer(s.x0, 0.7, 0.9)
+    expected = torch_workers(s, made, factor, lambda t, x, d: outer.step(d), kept=kept)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     assert np.abs(found[-1] - found[0]).max() > 0.05
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_slowmo_of_torch_s_optimizers(folder, optimizer, schedule, kept):
+    (keys, made), (section, factor) = CASES[optimizer], SCHEDULES[schedule]
+    own = keys | {"keep_optimizer": kept}
+    found = played(folder, {"name": "slowmo", "server_lr": 0.8}, PARTIAL, own, section).xs
+    s, u = setting(found[0], PARTIAL, uniform=False), np.zeros(15)
+
+    def server(t: int, x: Array, d: Array) -> Array:
+        nonlocal u
+        last = s.eta(t) * factor(t * STEPS + STEPS - 1)
+        u = 0.7 * u + d / last
+        return x - 0.8 * last * u
+
+    expected = torch_workers(s, made, factor, server, kept=kept)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"name": "diloco"},
+        {"name": "slowmo"},
+        {"name": "streaming_diloco", "fragments": 2, "delay": 2},
+    ],
+    ids=lambda keys: keys["name"],
+)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_blocks_of_workers_that_keep_their_optimizers(folder, keys, optimizer):
+    """Blocks of four, of which the second is not full."""
+    own, schedule = CASES[optimizer].keys | {"keep_optimizer": True}, SCHEDULES["cosine"][0]
+    one, many = (
+        played(folder, keys, WHOLE, own, schedule, **how)
+        for how in ({}, {"executor": "block", "block_size": 4})
+    )
+    np.testing.assert_allclose(many.xs, one.xs, rtol=0, atol=1e-12)
+    for states, others in zip(one.states, many.states, strict=True):
+        for state, other in zip(states, others, strict=True):
+            torch.testing.assert_close([*other], [*state], rtol=0, atol=1e-12)
 
 
 FRAGMENTS = [[["1.bias"], ["1.weight"]], [["1.weight", "1.bias"]]]
 
 
 @pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize(("optimizer", "schedule"), [("sgd", "cosine"), ("adamw", "cosine")])
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [("momentum", "one rate a round"), ("adamw", "cosine"), ("muon", "cosine")],
+)
 @pytest.mark.parametrize("fragments", FRAGMENTS, ids=["two", "one"])
 def test_streaming_diloco_is_torch_s(folder, fragments, optimizer, schedule, kept):
     """Workers that never start again, whose optimisers do not notice what they receive."""
-    (keys, made), (section, factor) = OPTIMIZERS[optimizer], SCHEDULES[schedule]
+    (keys, made), (section, factor) = CASES[optimizer], SCHEDULES[schedule]
     method = {"name": "streaming_diloco", "fragments": fragments}
     found = played(folder, method, WHOLE, keys | {"keep_optimizer": kept}, section).xs
     s = setting(found[0], WHOLE, uniform=False)
@@ -192,10 +224,10 @@ def streaming(**keys) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 def test_one_fragment_at_once_is_diloco(folder, optimizer, kept):
     """Bit for bit; and with a delay, two fragments, or a part of its own, it is not."""
-    own = OPTIMIZERS[optimizer][0] | {"keep_optimizer": kept}
+    own = CASES[optimizer].keys | {"keep_optimizer": kept}
     diloco = played(folder, {"name": "diloco"}, WHOLE, own).xs
     assert (played(folder, streaming(), WHOLE, own).xs == diloco).all()
     for changed in ({"delay": 1}, {"fragments": 2}, {"alpha": 0.5}):
@@ -208,7 +240,7 @@ def test_one_fragment_at_once_is_diloco(folder, optimizer, kept):
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_with_alpha_1_every_worker_is_alone(folder, fragments, delay, kept):
     """As the clients of FedPer that keep all parameters for themselves; with less it is not."""
-    own = OPTIMIZERS["adamw"][0] | {"keep_optimizer": kept}
+    own = CASES["adamw"].keys | {"keep_optimizer": kept}
     alone = played(folder, {"name": "fedper", "personal": "all"}, WHOLE, own)
     keys = streaming(fragments=fragments, delay=delay, alpha=1.0)
     found = played(folder, keys, WHOLE, own)
@@ -219,22 +251,48 @@ def test_with_alpha_1_every_worker_is_alone(folder, fragments, delay, kept):
     assert (less.states[-1][0].y - alone.states[-1][0].own).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_the_server_has_the_model_of_its_only_worker(folder, fragments):
-    """x[f] of a round is the worker's after it, where beta is 0 and eta_g 1; delayed it is not."""
-    problem = softmax_problem(sizes=(9,))
+def test_the_server_has_the_model_of_its_only_worker(folder, fragments, kept):
+    """x[f] of a round is the worker's after it, where beta is 0 and eta_g 1.
+
+    Without delay the worker is alone; DiLoCo's then is too.
+    """
+    local = {"steps": STEPS, "batch_size": 4, "lr": LR, "keep_optimizer": kept}
+    local |= CASES["adamw"].keys
+
+    def go(keys):
+        return trace(tree(folder, softmax_problem(sizes=(9,)), keys, local=local))
+
+    server = {"beta": 0.0, "server_lr": 1.0}
+    alone = go({"name": "fedper", "personal": "all"})
+    path = np.stack([state.own.numpy() for (state,) in alone.states])
+    diloco = go({"name": "diloco", **server}).xs[1:]
+    np.testing.assert_allclose(diloco, path, rtol=0, atol=1e-12)
     for delay in (0, 1):
-        keys = streaming(fragments=fragments, delay=delay, beta=0.0, server_lr=1.0)
-        local = {"steps": STEPS, "batch_size": 4, "lr": 0.3}
-        found = trace(tree(folder, problem, keys, local=local))
-        plain = trace(tree(folder, problem, {"name": "fedavg"}, local=local)).xs
+        found = go(streaming(fragments=fragments, delay=delay, **server))
         ys = np.stack([state.y.numpy() for (state,) in found.states])
-        parts = list(PARTS.values()) if fragments == 2 else [slice(None)]
+        places = list(PARTS.values()) if fragments == 2 else [slice(None)]
         for t, (x, y) in enumerate(zip(found.xs[1:], ys, strict=True)):
-            part = parts[t % len(parts)]
+            part = places[t % len(places)]
             np.testing.assert_allclose(x[part], y[part], rtol=0, atol=1e-12)
-        gap = np.abs(ys - plain[1:]).max()
+        gap = np.abs(ys - path).max()
         assert gap < 1e-12 if delay == 0 else gap > 1e-3
+
+
+@pytest.mark.parametrize("name", ["diloco", "slowmo"])
+@pytest.mark.parametrize("optimizer", CASES)
+def test_without_momentum_at_the_server_it_is_fedavg(folder, name, optimizer):
+    """With any optimiser that is kept; and what is kept counts from the second round on."""
+    own = CASES[optimizer].keys | {"keep_optimizer": True}
+    schedule = SCHEDULES["cosine"][0]
+    keys = {"name": name, "beta": 0.0, "server_lr": 0.7}
+    found = played(folder, keys, PARTIAL, own, schedule).xs
+    fedavg = played(folder, {"name": "fedavg", "server_lr": 0.7}, PARTIAL, own, schedule).xs
+    np.testing.assert_allclose(found, fedavg, rtol=0, atol=1e-12)
+    fresh = played(folder, keys, PARTIAL, own | {"keep_optimizer": False}, schedule).xs
+    assert (fresh[1] == found[1]).all()
+    assert np.abs(fresh[-1] - found[-1]).max() > 1e-3
 
 
 def test_a_round_moves_its_fragment_alone(folder):

@@ -10,23 +10,33 @@ from tests.long_form import long_form
 from tests.parallel.background import Going, held, kill, rounds, write
 from tests.parallel.outcome import outcome
 
+# Clients that keep the states of AdamW, with a warm-up.
+KEEPING = {
+    "kept": {"algorithm": {"name": "fedavg"}},
+    "diloco": {"algorithm": {"name": "diloco"}},
+    "streaming_diloco": {
+        "algorithm": {"name": "streaming_diloco", "fragments": 2},
+        "cohort": {"kind": "uniform", "size": 9},
+    },
+}
+
 
 def keys_of(name):
-    """The keys of a run: a method by its name, or kept states of AdamW with a warm-up."""
-    if name != "kept":
+    """The keys of a run: a method by its name, or one of ``KEEPING``."""
+    if name not in KEEPING:
         return {"algorithm": {"name": name}}
     schedule = {"kind": "cosine", "warmup": 30}
     local = {"steps": 2, "batch_size": 16, "lr": 0.01, "step_schedule": schedule}
     local |= {"optimizer": "adamw", "keep_optimizer": True}
-    return {"algorithm": {"name": "fedavg"}, "local": local}
+    return {"local": local, **KEEPING[name]}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The uninterrupted runs, by the names of their algorithms."""
+    """The uninterrupted runs, by their names."""
     folder = tmp_path_factory.mktemp("whole")
     found = {}
-    for name in ("fedhbm", "localghb", "adabest", "fedmim", "kept"):
+    for name in ("fedhbm", "localghb", "adabest", "fedmim", *KEEPING):
         job = write(folder, name, **keys_of(name))
         done = finish(1, "run", job, "--out", folder / name)
         assert done.returncode == 0, done.stderr
