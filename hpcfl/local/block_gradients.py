@@ -19,6 +19,7 @@ from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
 from hpcfl.models.flat_vector import last_dense, layout_of
 from hpcfl.models.losses import TermLoss
+from hpcfl.models.outputs import outputs_of
 from hpcfl.models.statistics import RunningStatistics
 from hpcfl.types import Batch, Vector
 
@@ -243,8 +244,8 @@ class BlockGradients:
                 named |= moved.pieces(after)  # which the layers move in place
             with self._precision(), self._uncounted():
                 # Not tied by torch: it leaves them in a layer that the model has by two names.
-                outputs = functional_call(self._model, named, (inputs,), tie_weights=False)
-            return function(outputs, labels, counts), after
+                made = functional_call(self._model, named, (inputs,), tie_weights=False)
+            return function(outputs_of(made), labels, counts), after
 
         layers = self._layers()
         try:

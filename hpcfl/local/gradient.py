@@ -16,7 +16,8 @@ from hpcfl.local.layers import aligned
 from hpcfl.models.dropout import dropouts
 from hpcfl.models.features import inputs_of
 from hpcfl.models.flat_vector import last_dense, layout_of, trained
-from hpcfl.models.losses import TermLoss, label_mask, terms, widen
+from hpcfl.models.losses import TermLoss, label_mask, widen
+from hpcfl.models.outputs import outputs_of
 from hpcfl.models.statistics import RunningStatistics
 from hpcfl.types import Batch, Vector
 
@@ -189,8 +190,7 @@ class Gradient:
     def _outputs(self, x: Vector, inputs: Tensor) -> Tensor:
         self.view(x)
         with unchanged(self._parameters), self._precision(), self._uncounted():
-            outputs: Tensor = self.model(inputs)
-        return outputs
+            return outputs_of(self.model(inputs))
 
     def _value_and_grad(self, point: Vector, batch: Batch) -> tuple[Tensor, Vector]:
         value, grads = self._loss_and_grads(point, batch)
@@ -204,7 +204,7 @@ class Gradient:
         value, count = point.new_zeros(()), 0
         grads = tuple(torch.zeros_like(parameter.detach()) for parameter in self._parameters)
         for inputs, labels in zip(*(leaf.tensor_split(self._parts) for leaf in batch), strict=True):
-            weight = terms(self.loss.name, labels)
+            weight = self.loss.count(labels)
             if weight:  # none of a part without examples, where the batch has fewer than parts
                 mean, own = self._loss_and_grads(point, Batch(inputs, labels))
                 value = value + weight * mean

@@ -26,6 +26,7 @@ from hpcfl.job.schema import LoadedJob
 from hpcfl.local.autocast import autocast_bfloat16
 from hpcfl.models.flat_vector import layout_of, trained
 from hpcfl.models.losses import widen
+from hpcfl.models.outputs import outputs_of
 from hpcfl.models.statistics import keeps_statistics
 from hpcfl.types import Vector
 from hpcfl.user_code.generators import generators, restored
@@ -152,7 +153,7 @@ def model_function(
             at = torch.tensor(pair, device=device)
             given = {name: value.index_select(0, at) for name, value in given.items()}
         with _in_evaluation(model, layers), cast:
-            return _sums(model(**given) if named else model(given[""]))
+            return _sums(outputs_of(model(**given) if named else model(given[""])))
 
     with (
         as_job_error(name, does, defined(where), model, loaded.job.data),
