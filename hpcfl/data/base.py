@@ -113,6 +113,8 @@ class Dataset:
             return None
         if self.classes is not None:
             return math.log(self.classes)
+        if self.loss == "bits":
+            return math.log(2) * self.train.labels.shape[1]
         labels = self.train.labels.double()
         loss = float(labels.square().sum() / (2 * len(labels)))
         return loss if 0 < loss < math.inf else None

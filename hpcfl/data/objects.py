@@ -24,7 +24,9 @@ class Data:
 
     A part is ``(x, y)``, two arrays, tensors or sequences of as many rows, or a map-style data set
     of torch whose items are such pairs.  Inputs x [n, ...] are numbers, images as [n, C, H, W];
-    integers in y [n] are classes from 0 (cross-entropy), floats are targets (mean of r^2 / 2).  A
+    integers in y [n] are classes from 0 (cross-entropy), and in y [n, T] several an example, such
+    as tokens; floats [n] or [n, t] are targets (mean of the sum of r^2 / 2), booleans [n, t] bits
+    (binary cross-entropy with logits).  A
     dict as x, such as ``{"ids": ids, "mask": mask}``, are several inputs: the model is called as
     ``model(ids=..., mask=...)``, with floats, integers (as int64) or booleans, as they are.  The
     run keeps the examples as they are now.  A data set that draws from Python's, numpy's or torch's
@@ -50,7 +52,11 @@ class Data:
     """The owner of each test example, where the clients have tests of their own.  Those of an owner
     without training examples are in the whole test set alone."""
     label_type: LabelType | None = None
-    """What y holds, ``"classes"`` or ``"numbers"``, where its type does not tell."""
+    """What y holds, ``"classes"``, ``"numbers"`` or ``"bits"``, where its type does not tell."""
+    padding: int | None = None
+    """The number in y [n, T] that is padding, a class or not, such as -100: it is left out of
+    losses and scores.  Without it every label counts.  With it, y may hold lists of unequal length,
+    which it fills up at their ends."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the file, checked.
@@ -58,16 +64,19 @@ class Data:
         Raises:
             DataError, JobError: they are not what data of a run can be.
         """
-        pairs = {"": _pair(self.train, "train", self.integers)}
+        lists = self.padding is not None
+        pairs = {"": _pair(self.train, "train", self.integers, lists)}
         if self.test is not None:
-            pairs["_test"] = _pair(self.test, "test", self.integers)
+            pairs["_test"] = _pair(self.test, "test", self.integers, lists)
         found: dict[str, NDArray[Any]] = {}
         for part, (xs, y) in pairs.items():
             for name, x in xs.items():
                 longest = max(_longest(of[name]) for of, _ in pairs.values() if name in of)
                 where, key = _where("test" if part else "train", name), f".{name}" * bool(name)
                 found[f"x{part}{key}"] = _padded(x, longest, where)
-            found[f"y{part}"] = y
+            longest = max(_longest(of) for _, of in pairs.values())
+            name = f"{'test' if part else 'train'}, y"
+            found[f"y{part}"] = _padded(y, longest, name, self.padding)
         if self.test_owners is not None and (self.owners is None or self.test is None):
             raise DataError("data: test_owners needs owners and test beside it")
         if self.owners is not None:
@@ -88,6 +97,7 @@ class Data:
             classes=self.classes,
             label_type=self.label_type,
             integers=self.integers,
+            padding=self.padding,
         )
         checked.dataset(Path("data"), found)
         return found
@@ -112,13 +122,20 @@ def write_arrays(arrays: Mapping[str, NDArray[Any]], file: BinaryIO) -> None:
     np.savez(file, allow_pickle=False, **arrays)
 
 
-def _pair(part: Any, name: str, integers: bool) -> tuple[dict[str, _Input], NDArray[Any]]:
-    """Inputs, by name or one whose name is empty, and labels of (x, y) or of a data set."""
+def _pair(part: Any, name: str, integers: bool, lists: bool) -> tuple[dict[str, _Input], _Input]:
+    """Inputs, by name or one whose name is empty, and labels of (x, y) or of a data set.
+
+    Args:
+        part: the pair or the data set.
+        name: of the part.
+        integers: whether inputs may be lists of unequal length.
+        lists: whether labels may.
+    """
     if isinstance(part, tuple | list) and len(part) == 2:
         x, y = part
-        lists = integers or isinstance(x, Mapping)
-        found = {k: _input(v, _where(name, k), lists) for k, v in _named(x, name).items()}
-        return found, _array(y, f"{name}, y")
+        parted = integers or isinstance(x, Mapping)
+        found = {k: _input(v, _where(name, k), parted) for k, v in _named(x, name).items()}
+        return found, _input(y, f"{name}, y", lists)
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or hasattr(part, "dtype"):
         raise DataError(
             f"data: {name} is a {type(part).__name__}, expected (x, y) or a map-style data set of "
@@ -149,7 +166,7 @@ def _pair(part: Any, name: str, integers: bool) -> tuple[dict[str, _Input], NDAr
                 f"data: {name} has inputs of shapes {shapes[0]} and {shapes[1]}, expected one shape"
             )
         found[k] = _input(x, _where(name, k), integers or bool(k))
-    return found, _array(y, f"{name}, y")
+    return found, _input(y, f"{name}, y", lists)
 
 
 def _owners(values: Any, name: str, labels: NDArray[Any]) -> NDArray[Any]:
@@ -192,18 +209,20 @@ def _longest(x: _Input) -> int:
     return max(map(np.size, x), default=0) if isinstance(x, list) else np.atleast_1d(x)[:1].size
 
 
-def _padded(x: _Input, longest: int, name: str) -> NDArray[Any]:
-    """One array of x: lists of integers are filled up by 0 at their ends."""
+def _padded(x: _Input, longest: int, name: str, padding: int | None = None) -> NDArray[Any]:
+    """One array of x: lists of integers are filled up at their ends, by 0 or what is padding."""
     if not isinstance(x, list):
         return x
+    if padding is not None and any(row.ndim for row in x):
+        x = [np.atleast_1d(row) for row in x]  # an item's label of size 1 is a number
     if len({row.shape for row in x} | {(longest,)}) == 1 or any(row.ndim != 1 for row in x):
         return _array(x, name)  # as it is; what is no array is refused
-    padded = np.zeros((len(x), longest), np.int64)
+    padded = np.full((len(x), longest), padding or 0, np.int64)
     for number, row in enumerate(x):
         where = f"data: {name}: list {number}"
         if not row.size or row.dtype.kind not in "iu":
             raise DataError(f"{where} is {row.tolist()!s:.60}, expected at least one integer")
-        if not row.all():
+        if padding is None and not row.all():
             raise DataError(
                 f"{where} holds 0, which fills up lists of unequal length; count from 1, as "
                 "[[k + 1 for k in row] for row in x], or, where 0 has a meaning of its own, as in "
@@ -222,7 +241,8 @@ def _item(part: Any, index: int, name: str) -> tuple[dict[str, NDArray[Any]], An
         )
     x, y = item
     xs = {k: _array(v, _where(name, k)) for k, v in _named(x, name).items()}
-    return xs, np.asarray(y).item() if np.size(y) == 1 else y
+    label = _array(y, f"{name}, y")
+    return xs, label.item() if label.size == 1 else label
 
 
 def _native(array: NDArray[Any]) -> NDArray[Any]:
@@ -245,8 +265,10 @@ def _array(values: Any, name: str) -> NDArray[Any]:
             values = values.detach().cpu()
         return _native(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as e:
-        ragged = isinstance(values, list | tuple) and name.endswith(", x")
-        cure = "; lists of integers of unequal length need integers=True" if ragged else ""
+        cure = ""
+        if isinstance(values, list | tuple) and name.endswith((", x", ", y")):
+            need = "integers=True" if name.endswith("x") else "padding=-100, or another number"
+            cure = f"; lists of integers of unequal length need {need}"
         raise DataError(
             f"data: {name}: a {type(values).__name__} is no array of numbers: {e}{cure}"
         ) from e

@@ -316,10 +316,12 @@ def _labels(dataset: Dataset, partition: Partition) -> NDArray[Any]:
     by_class = isinstance(partition, DirichletPerClass | Classes) or (
         isinstance(partition, Dirichlet) and partition.alpha > 0
     )
-    if labels.size != len(labels) or (by_class and dataset.classes is None):
+    several = labels.size != len(labels) or dataset.loss in ("tokens", "bits")
+    if several or (by_class and dataset.classes is None):
+        has = f"labels of shape {[*labels.shape[1:]]} of each" if several else "none"
         raise JobError(
             f"data.partition.kind: {partition.kind} needs one label per example, "
-            "this data set has none; use iid"
+            f"this data set has {has}; use iid"
         )
     return labels.reshape(-1)
 

@@ -289,6 +289,7 @@ class _Objects:
             own |= {} if data.classes is None else {"classes": data.classes}
             own |= {} if data.label_type is None else {"label_type": data.label_type}
             own |= {"integers": True} if data.integers else {}
+            own |= {} if data.padding is None else {"padding": data.padding}
             section = {"kind": kind, **division, **own}
         elif (named := self._section("data", data, DataConfig)) is not None:
             section = {**division, **named}

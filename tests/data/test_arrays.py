@@ -137,12 +137,92 @@ def test_clients_with_tests_of_their_own(tmp_path):
     assert load(tmp_path, **TESTED, client=Y).natural_tests is None
 
 
+SEVERAL = np.array([[0, 2], [1, 0], [2, 2], [0, 1], [1, 1], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("y", "config", "found"),
+    [
+        (SEVERAL, {}, ("tokens", 3, None, SEVERAL)),
+        (SEVERAL + 4, {}, ("tokens", 7, None, SEVERAL + 4)),
+        (SEVERAL[:, :, None], {"classes": 9}, ("tokens", 9, None, SEVERAL[:, :, None])),
+        (SEVERAL, {"padding": 2}, ("tokens", 2, 2, SEVERAL)),
+        (SEVERAL - 1, {"padding": -1}, ("tokens", 2, -1, SEVERAL - 1)),
+        (SEVERAL.astype("u1"), {"padding": 0}, ("tokens", 3, 0, SEVERAL)),
+        (SEVERAL / 1, {"label_type": "classes"}, ("tokens", 3, None, SEVERAL)),
+        (SEVERAL / 2, {}, ("squared", None, None, SEVERAL / 2)),
+        (SEVERAL, {"label_type": "numbers"}, ("squared", None, None, SEVERAL / 1)),
+        (SEVERAL > 0, {}, ("bits", None, None, SEVERAL > 0)),
+        (SEVERAL > 0, {"label_type": "classes"}, ("tokens", 2, None, SEVERAL > 0)),
+        (SEVERAL > 0, {"label_type": "numbers"}, ("squared", None, None, 1.0 * (SEVERAL > 0))),
+        (SEVERAL // 2, {"label_type": "bits"}, ("bits", None, None, SEVERAL > 1)),
+        (Y // 2, {"label_type": "bits"}, ("bits", None, None, Y[:, None] > 1)),
+        (Y > 0, {}, ("cross_entropy", 2, None, Y > 0)),
+    ],
+)
+def test_labels_of_any_shape(tmp_path, y, config, found):
+    dataset = load(tmp_path, config, x=X, y=y, x_test=X[:2], y_test=y[:2])
+    labels = found[-1]
+    assert (dataset.loss, dataset.classes, dataset.padding) == found[:-1]
+    assert np.array_equal(dataset.train.labels, labels)
+    assert np.array_equal(dataset.test.labels, labels[:2])
+    assert (dataset.train.labels.dtype == torch.bool) == (dataset.loss == "bits")
+
+
+@pytest.mark.parametrize(
+    ("kind", "padding", "stored"),
+    [
+        ("u1", -100, torch.int16),
+        ("u1", None, torch.int16),
+        ("i2", 0, torch.int16),
+        ("u2", -100, torch.int32),
+        ("i2", 40_000, torch.int32),
+        ("u8", -1, torch.int64),
+    ],
+)
+def test_tokens_take_the_memory_that_they_need(tmp_path, kind, padding, stored):
+    """And are of a signed type that holds the padding, so that comparisons do not wrap around."""
+    config = {"classes": 50_000, "padding": padding}
+    assert load(tmp_path, config, x=X, y=SEVERAL.astype(kind)).train.labels.dtype == stored
+
+
+@pytest.mark.parametrize(
+    ("y", "config", "message"),
+    [
+        (SEVERAL - 1, {}, r"y runs from -1 to 1 .* 0 to 1; if -1 is padding, say data.padding: -1"),
+        (SEVERAL, {"padding": 9}, "no label of y is 9, and it is no class .0 to 2.; expected the"),
+        (SEVERAL / 2, {"label_type": "classes"}, "y of row 1 is 0.5, expected an integer; for a"),
+        (SEVERAL, {"label_type": "bits"}, "y of row 0 holds 2, expected bits, 0 or 1"),
+        (SEVERAL > 0, {"classes": 2}, "data.classes: .* has bits, which are no classes"),
+        (SEVERAL > 0, {"padding": 0}, "padding is of several classes an example, and y is bool of"),
+    ],
+)
+def test_wrong_labels_of_several(tmp_path, y, config, message):
+    with pytest.raises((DataError, JobError), match=message) as caught:
+        load(tmp_path, config, x=X, y=y)
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_of_two_are_perhaps_bits(tmp_path):
+    (note, _) = load(tmp_path, x=X, y=SEVERAL // 2).notes
+    assert note == (
+        "data: y: 2 classes of two an example; if they are bits, which the model answers by 2 "
+        "numbers, say data.label_type: bits, else data.label_type: classes"
+    )
+    (note, _) = load(tmp_path, x=X, y=SEVERAL // 2 / 1).notes
+    assert note.endswith("if they are classes, say data.label_type: classes, or bits")
+    (note, _) = load(tmp_path, {"padding": -1}, x=X, y=SEVERAL).notes
+    assert note == "data.padding: -1: no label of y is -1, so every label counts"
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"x": X}, "found x, expected an array 'y'"),
         ({"x": X, "y": Y[:4]}, r"x has 6 rows but y has shape \(4,\)"),
-        ({"x": X, "y": X}, r"y has shape \(6, 2\)"),
+        ({"x": X, "y": X[:4]}, r"y has shape \(4, 2\), expected \(6, 2\)"),
+        ({"x": X, "y": X[:, :0]}, r"y has the shape \(6, 0\): no label an example"),
+        ({**TESTED, "y_test": X}, r"y_test holds labels of shape \(2,\), y of shape \(\)"),
         ({"x": X[:0], "y": Y[:0]}, "x has no example"),
         ({"x": np.array(3), "y": Y}, "x is int64 of shape"),
         ({"x": X.astype(complex), "y": Y}, "x is complex128"),

@@ -335,6 +335,57 @@ def test_the_job_says_what_labels_are(tmp_path, kind):
     assert found.notes[0].startswith("warning: data.labels: 5 classes for 6 labels; if these are n")
 
 
+ROWS = [[0, 2], [1, 0], [2, -100], [0, 1], [1, 1], [0, 0]]
+
+
+def several(kind, rows=ROWS):
+    return {"y": (rows, datasets.List(datasets.Value(kind)))}
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "found"),
+    [
+        (several("int64"), {"padding": -100}, ("tokens", 3, ROWS)),
+        (several("int64", [[a, 5] for a, _ in ROWS]), {}, ("tokens", 6, [[a, 5] for a, _ in ROWS])),
+        (several("float32"), {}, ("squared", None, ROWS)),
+        (several("int64"), {"label_type": "numbers"}, ("squared", None, ROWS)),
+        (several("bool", np.array(ROWS) > 0), {}, ("bits", None, (np.array(ROWS) > 0).tolist())),
+        (
+            several("float32", np.array(ROWS) > 0),
+            {"label_type": "bits"},
+            ("bits", None, (np.array(ROWS) > 0).tolist()),
+        ),
+        (
+            {"y": ([[0, 1]] * 6, datasets.List(datasets.ClassLabel(names=list("abcd"))))},
+            {},
+            ("tokens", 4, [[0, 1]] * 6),
+        ),
+    ],
+)
+def test_lists_of_labels(tmp_path, columns, keys, found):
+    made(**columns).save_to_disk(tmp_path / "set")
+    data = load(tmp_path / "set", labels="y", **keys)
+    assert (data.loss, data.classes, data.train.labels.tolist()) == found
+    assert data.padding == keys.get("padding")
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "message"),
+    [
+        (several("int64"), {}, "'y' of row 2 is -100, expected 0 to 2; if -100 is padding, say"),
+        (several("int64"), {"padding": -1}, "'y' of row 2 is -100, expected 0 to 2"),
+        (several("int64", [[0, 1]] * 6), {"padding": 7}, "is 7, and it is no class .0 to 1."),
+        (several("bool", [[0, 1]] * 6), {"classes": 2}, "data.classes: the labels are bits, which"),
+        (several("string", [["a", "b"]] * 6), {}, r"'y' is object of shape \(6, 2\), expected in"),
+    ],
+)
+def test_wrong_lists_of_labels(tmp_path, columns, keys, message):
+    made(**columns).save_to_disk(tmp_path / "set")
+    with pytest.raises((DataError, JobError), match=message) as caught:
+        load(tmp_path / "set", labels="y", **keys)
+    assert "\n" not in str(caught.value)
+
+
 def test_folders_of_a_path_say_nothing_of_columns(tmp_path):
     """pyarrow takes a folder NAME=VALUE for a column NAME, in the place of the file's own."""
     (tmp_path / "label=1" / "writer=me").mkdir(parents=True)

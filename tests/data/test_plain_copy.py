@@ -56,6 +56,7 @@ def copied(data, folder):
         {"transform": Grey(flat=False)},
         {"transform": CROP, "personal": PersonalColours(Colour(saturation=0.5), CROP, 2**62)},
         {"transform": NAMED, "named": NAMED},
+        {"loss": "tokens", "padding": -100, "scored": range(1, 5)},
         {"origin": "a \u00e9", "digest": "0f", "notes": ("one", "two"), "classes": np.int64(7)},
     ],
 )

@@ -458,6 +458,50 @@ def test_long_integers_may_be_clients(tmp_path):
     assert [rows.tolist() for rows in found.natural] == [[1], [0, 2]]
 
 
+SEVERAL = "x,a,b\n1,{},{}\n2,{},{}\n"
+
+
+@pytest.mark.parametrize(
+    ("cells", "label_type", "found"),
+    [
+        ((0.5, 2, 1, 3), None, ("squared", None, [[0.5, 2], [1, 3]])),
+        ((0, 2, 1, 3), "numbers", ("squared", None, [[0, 2], [1, 3]])),
+        ((0, 1, 1, 1), "bits", ("bits", None, [[False, True], [True, True]])),
+        (("True", "false", 1, "TRUE"), "bits", ("bits", None, [[True, False], [True, True]])),
+        (("True", "false", "False", "True"), None, ("bits", None, [[True, False], [False, True]])),
+        (("u", "w", "w", "v"), "classes", ("tokens", 3, [[0, 2], [2, 1]])),
+        ((3, 7, 7, 5), "classes", ("tokens", 3, [[0, 2], [2, 1]])),
+    ],
+)
+def test_several_columns_of_labels(tmp_path, cells, label_type, found):
+    text = SEVERAL.format(*cells)
+    data = load(tmp_path, text, label=("a", "b"), label_type=label_type)
+    assert (data.loss, data.classes, data.train.labels.tolist()) == found
+    assert data.train.inputs.tolist() == [[1], [2]]
+
+
+def test_one_column_of_bits(tmp_path):
+    data = load(tmp_path, labelled(1, 0, 1), label="y", label_type="bits")
+    assert (data.loss, data.train.labels.tolist()) == ("bits", [[True], [False], [True]])
+
+
+@pytest.mark.parametrize(
+    ("cells", "label_type", "message"),
+    [
+        ((0, 2, 1, 3), None, "the columns a, b hold integers; expected numbers of which one is no"),
+        (("u", 2, "v", 3), None, "the columns a, b hold integers, text; expected"),
+        (("u", 2, "v", 3), "classes", "hold integers, text; .* or classes .of one kind"),
+        ((0, 2, 1, 1), "bits", ":2: column 'b' is 2, expected 0 or 1, or true or false"),
+        (("true", "x", "true", "true"), "bits", ":2: column 'b' is 'x', expected 0 or 1"),
+        (("u", 2, "v", 3), "numbers", "column 'a' is 'u', but data.label_type is numbers"),
+    ],
+)
+def test_wrong_columns_of_labels(tmp_path, cells, label_type, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path, SEVERAL.format(*cells), label=("a", "b"), label_type=label_type)
+    assert "\n" not in str(caught.value)
+
+
 def job(tmp_path, path, **data):
     return write(
         tmp_path,
@@ -472,15 +516,20 @@ def job(tmp_path, path, **data):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("inputs: []", "data: inputs is empty"),
-        ("inputs: [age, y]", "data: column 'y' is named 2 times by inputs, label and split"),
-        ("inputs: [age, age]", "data: column 'age' is named 2 times"),
-        ("inputs: age", "data.inputs: "),
+        ("label: y, inputs: []", "data: inputs is empty"),
+        (
+            "label: y, inputs: [age, y]",
+            "data: column 'y' is named 2 times by inputs, label and split",
+        ),
+        ("label: y, inputs: [age, age]", "data: column 'age' is named 2 times"),
+        ("label: y, inputs: age", "data.inputs: "),
+        ("label: [y, y]", "data: label is ('y', 'y'); name a column, or several different ones"),
+        ("label: []", "data: label is (); name a column"),
     ],
 )
 def test_wrong_keys(tmp_path, refused, keys, message):
     (tmp_path / "job.yaml").write_text(
-        f"data: {{kind: table, path: own.csv, label: y, {keys}}}\nmodel: {{name: linear}}\n"
+        f"data: {{kind: table, path: own.csv, {keys}}}\nmodel: {{name: linear}}\n"
         "cohort: {kind: cyclic, size: 1}\nalgorithm: {name: fedavg}\n"
         "local: {lr: 0.1, steps: 1}\nrounds: 1\n"
     )

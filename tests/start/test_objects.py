@@ -208,7 +208,7 @@ def test_labels_of_objects_are_what_the_caller_says(tmp_path):
     assert "test_loss" in done.log[-1]
     assert "test_accuracy" not in done.log[-1]
     assert hpcfl.check(tmp_path / "run" / "job.yaml", load=True).parameters == 6
-    with pytest.raises(JobError, match=r"data\.label_type: .*'classes' or 'numbers'"):
+    with pytest.raises(JobError, match=r"data\.label_type: .*'classes', 'numbers' or 'bits'"):
         hpcfl.check(job, data=hpcfl.Data((x, y), label_type="regression"), load=True)
 
 

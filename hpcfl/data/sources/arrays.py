@@ -16,7 +16,10 @@ from hpcfl.data.labels import (
     LabelType,
     as_integers,
     count_of,
+    counted,
+    loss_of_labels,
     missing_classes,
+    padding_notes,
     type_note,
     typed_labels,
 )
@@ -33,10 +36,11 @@ _NO_TEST = "data: there are no test examples (x_test, y_test), so nothing is sco
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(DataConfig):
-    """An .npz of x [n, ...] and y [n], and perhaps client [n], x_test, y_test and client_test.
+    """An .npz of x [n, ...] and y [n, ...], and perhaps client [n], x_test, y_test and client_test.
 
     x.NAME [n, ...] instead of x are several inputs, by the names that the model's forward has.
-    Integers in y are classes (cross-entropy), floats are targets (mean of r^2 / 2).
+    Integers in y are classes, one an example (cross-entropy) or [n, T] such as tokens, floats are
+    targets (mean of the sum of r^2 / 2), booleans [n, t] bits (binary cross-entropy).
     """
 
     path: PathText
@@ -44,7 +48,11 @@ class Arrays(DataConfig):
     classes: Count | None = None
     """How many classes there are, where the largest label does not tell."""
     label_type: LabelType | None = None
-    """What y holds, classes or numbers; if absent integers are classes and floats are numbers."""
+    """What y holds: classes, numbers or bits; if absent integers are classes, floats numbers, and
+    booleans [n, t] bits."""
+    padding: int | None = None
+    """The number in y [n, T] that is padding, a class or not, such as -100: it is left out of
+    losses and scores; if absent all of y counts."""
     integers: bool = False
     """Whether the model gets x as int64, such as numbers of words, for an embedding."""
 
@@ -77,13 +85,20 @@ class Arrays(DataConfig):
             for name in ("y", "y_test")
             if name in arrays
         }
-        arrays = {**arrays, **labels}
-        classes = self._classes(path, arrays)
+        y = labels["y"]
+        for name, part in labels.items():
+            if part.shape[1:] != y.shape[1:]:
+                raise DataError(
+                    f"{path}: {name} holds labels of shape {part.shape[1:]}, y of shape "
+                    f"{y.shape[1:]}"
+                )
+        classes = self._classes(path, labels)
+        padding = padding_notes(f"data.padding: {self.padding}", self.padding, labels, classes)
         inputs, tests, named = stored(f"{path}", x, x_test)
-        train = _examples(path, inputs, arrays["y"], classes, "x", "y")
+        train = self._examples(path, inputs, y, "x", "y")
         test = None
         if tests is not None:
-            test = _examples(path, tests, arrays["y_test"], classes, "x_test", "y_test")
+            test = self._examples(path, tests, labels["y_test"], "x_test", "y_test")
         said = self.label_type if self.classes is None else "classes"
         natural = None
         if "client" in arrays:
@@ -94,45 +109,61 @@ class Arrays(DataConfig):
             natural=natural,
             natural_tests=self._natural_tests(path, arrays, natural),
             classes=classes,
-            loss="squared" if classes is None else "cross_entropy",
+            loss=loss_of_labels(y),
+            padding=self.padding,
             transform=named or (to_indices if self.integers else cast),
             named=named,
             notes=(
                 *(() if self.integers else (note for one in x.values() for note in _notes(one))),
-                *type_note("data: y", arrays["y"], classes, said),
-                *(() if classes is None else missing_classes(arrays["y"], classes)),
+                *type_note("data: y", y, classes, said),
+                *(() if classes is None or y.ndim > 1 else missing_classes(y, classes)),
+                *padding,
                 *(() if test is not None and len(test.labels) else (_NO_TEST,)),
             ),
         )
 
-    def _classes(self, path: Path, arrays: dict[str, NDArray[Any]]) -> int | None:
-        y = arrays["y"]
-        if y.dtype.kind == "f":
+    def _classes(self, path: Path, arrays: Mapping[str, NDArray[Any]]) -> int | None:
+        """How many classes the labels are of; None where they are targets or bits."""
+        if (kind := arrays["y"].dtype.kind) in "fb":
             if self.classes is not None:
-                raise JobError(f"data.classes: {path} has float targets, which are no classes")
+                what = "float targets" if kind == "f" else "bits"
+                raise JobError(f"data.classes: {path} has {what}, which are no classes")
             return None
-        y_test = arrays.get("y_test")
+        y, y_test = arrays["y"], arrays.get("y_test")
 
         def subtract(lowest: int) -> str:
             return f"in numpy y - {lowest}" + ("" if y_test is None else f", y_test - {lowest}")
 
-        classes = self.classes or count_of(f"{path}: y", y, y_test, subtract)
+        classes = self.classes or count_of(f"{path}: y", y, y_test, subtract, self.padding)
         if self.classes is None and classes > _MANY:
             raise DataError(
-                f"{path}: y holds {y.max()}: so many classes must be meant; say data.classes"
+                f"{path}: y holds {classes - 1}: so many classes must be meant; say data.classes"
             )
         for name in ("y", "y_test"):
-            labels = arrays.get(name)
-            if labels is None or not labels.size:
+            labels = counted(arrays.get(name, y[:0]), self.padding)
+            if not labels.size:
                 continue
             if labels.dtype.kind == "f" or labels.min() < 0 or labels.max() >= classes:
                 enough = self.classes or labels.min() < 0
                 more = "" if enough else ", as y has them; for more say data.classes"
+                if y.ndim > 1 and self.padding is None and labels.min() < 0:
+                    more = f"; if {labels.min()} is padding, say data.padding: {labels.min()}"
                 raise DataError(
                     f"{path}: {name} runs from {labels.min()} to {labels.max()} ({labels.dtype}), "
                     f"expected integers from 0 to {classes - 1}{more}"
                 )
         return classes
+
+    def _examples(
+        self, path: Path, inputs: Tensor, y: NDArray[Any], x_name: str, y_name: str
+    ) -> Examples:
+        """Stored inputs [n, ...] and labels, see ``stored_labels``."""
+        if len(y) != len(inputs):
+            raise DataError(
+                f"{path}: {x_name} has {len(inputs)} rows but {y_name} has shape {y.shape}, "
+                f"expected {(len(inputs), *y.shape[1:])}"
+            )
+        return Examples(inputs, stored_labels(y, self.padding))
 
     def _natural(self, path: Path, client: NDArray[Any], examples: int) -> list[ExampleRows]:
         if self.clients is not None:
@@ -286,18 +317,19 @@ def _kind(tensor: Tensor) -> str:
     return "floats" if tensor.is_floating_point() else "integers"
 
 
-def _examples(
-    path: Path, inputs: Tensor, y: NDArray[Any], classes: int | None, x_name: str, y_name: str
-) -> Examples:
-    """Stored inputs [n, ...] and labels: int64 [n], or float targets [n, 1]."""
-    if y.shape != (len(inputs),):
-        raise DataError(
-            f"{path}: {x_name} has {len(inputs)} rows but {y_name} has shape {y.shape}, expected "
-            f"({len(inputs)},)"
-        )
-    if classes is None:
-        return Examples(inputs, torch.from_numpy(plain(y))[:, None])
-    return Examples(inputs, torch.from_numpy(y.astype(np.int64)))
+def stored_labels(y: NDArray[Any], padding: int | None) -> Tensor:
+    """Labels that ``typed_labels`` returned: classes [n] int64 or [n, ...], bits or float targets.
+
+    Several classes an example are integers that hold the padding, of 16 bits or more.  Targets have
+    an axis of targets, of length 1 where each example has one.
+    """
+    if y.dtype.kind not in "iu":
+        return torch.from_numpy(y[:, None] if y.ndim == 1 else y)
+    kind: Any = np.int64
+    if y.ndim > 1 and y.dtype != np.uint64:
+        least = np.min_scalar_type(0 if padding is None else padding)
+        kind = np.result_type(y.dtype, np.int16, least)
+    return torch.from_numpy(y.astype(kind, copy=False))
 
 
 def plain(array: NDArray[Any]) -> NDArray[Any]:

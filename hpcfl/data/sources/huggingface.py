@@ -20,12 +20,14 @@ from hpcfl.data.labels import (
     LabelType,
     as_integers,
     count_of,
+    loss_of_labels,
     missing_classes,
+    padding_notes,
     type_note,
     typed_labels,
 )
 from hpcfl.data.partition import ExampleRows, rows_of_owners
-from hpcfl.data.sources.arrays import cast
+from hpcfl.data.sources.arrays import cast, stored_labels
 from hpcfl.data.tables import package_errors, read_parquet
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.packages import refuse_shadow
@@ -49,9 +51,14 @@ class Huggingface(DataConfig):
     inputs: str = "image"
     """The column of inputs: images of one size, or numbers, as many in each row."""
     labels: str = "label"
-    """The column of labels: class labels, integers from 0, or numbers."""
+    """The column of labels: class labels, integers from 0, numbers, or lists of as many in each
+    row: of classes such as tokens, of targets, or of booleans."""
     label_type: LabelType | None = None
-    """What labels are, classes or numbers; if absent classes, 4.0 for 4 among them."""
+    """What labels are: classes, numbers or bits; if absent classes, 4.0 for 4 among them, and of
+    lists floats are numbers and booleans bits."""
+    padding: int | None = None
+    """The number in lists of classes that is padding, a class or not, such as -100: it is left out
+    of losses and scores; if absent every label counts."""
     client: str | None = None
     """The column that says who owns an example; if absent nobody does."""
     train: str = "train"
@@ -70,31 +77,119 @@ class Huggingface(DataConfig):
         """
         train, test = train_and_test(Path(self.path), self.train, self.test)
         declared = self.classes or _declared(train, self.labels)
-        classes = None
-        if self.label_type != "numbers":
-            classes = declared or _count(train, test, self.labels)
+        labels = {split.where: self._labels(split) for split in (train, test) if split is not None}
+        y = labels[train.where]
+        loss, classes = loss_of_labels(y), None
+        if loss in ("cross_entropy", "tokens"):
+            classes = declared or self._count(labels)
         elif self.classes is not None:
-            raise JobError("data.classes: data.label_type is numbers, which are no classes")
-        examples = _examples(train, self.inputs, self.labels, classes)
-        tests = None if test is None else _examples(test, self.inputs, self.labels, classes)
+            key = "data.label_type is" if self.label_type else "the labels are"
+            what = "numbers" if loss == "squared" else "bits"
+            raise JobError(f"data.classes: {key} {what}, which are no classes")
+        examples = self._examples(train, labels, classes)
+        tests = None if test is None else self._examples(test, labels, classes)
         if tests is not None and tests.inputs.shape[1:] != examples.inputs.shape[1:]:
             raise DataError(
                 f"{self.path}: {self.inputs!r} is of shape {tuple(examples.inputs.shape[1:])} for "
                 f"training, of {tuple(tests.inputs.shape[1:])} for testing"
             )
-        labels = examples.labels.numpy()
         said = "classes" if declared else self.label_type
+        padding = f"data.padding: {self.padding}"
         return Dataset(
             train=examples,
             test=tests,
             natural=None if self.client is None else _owned(train, self.client),
             classes=classes,
-            loss="squared" if classes is None else "cross_entropy",
+            loss=loss,
+            padding=self.padding,
             transform=to_unit if train.is_image(self.inputs) else cast,
             notes=(
-                *type_note("data.labels", labels, classes, said),
-                *(() if classes is None else missing_classes(labels, classes)),
+                *type_note("data.labels", y, classes, said),
+                *(missing_classes(y, classes) if classes is not None and y.ndim == 1 else ()),
+                *padding_notes(padding, self.padding, labels, classes),
             ),
+        )
+
+    def _labels(self, split: "TableSplit") -> NDArray[Any]:
+        """The labels [n, ...] in the type that says what they are, see ``typed_labels``.
+
+        Raises:
+            DataError: they are none.
+        """
+        name, label_type = self.labels, self.label_type
+        labels, where = split.column(name), f"{split.where}: {name!r}"
+        if label_type is None and labels.ndim == 1:
+            label_type = "classes"
+        if labels.dtype.kind == "U":
+            expected = "a number"
+            if label_type == "classes":
+                expected = (
+                    f"integers from 0: data.class_encode_column({name!r}) numbers the classes"
+                )
+            text = labels.flat[0]
+            raise DataError(f"{where} of row 0 is the text {str(text)!r:.40}, expected {expected}")
+        if labels.dtype.kind not in "biuf":
+            raise DataError(
+                f"{where} is {labels.dtype} of shape {labels.shape}, expected integers, floats or "
+                "booleans, as many in each row"
+            )
+        _require_finite(split, name, labels)
+        return typed_labels(where, labels, label_type)
+
+    def _count(self, labels: Mapping[str, NDArray[Any]]) -> int:
+        """The number of classes that the largest label implies."""
+        name, (train, *tests) = self.labels, labels.values()
+
+        def subtract(lowest: int) -> str:
+            return f"of each split: data.map(lambda row: {{{name!r}: row[{name!r}] - {lowest}}})"
+
+        where = f"{next(iter(labels))}: {name!r}"
+        return count_of(where, train, next(iter(tests), None), subtract, self.padding)
+
+    def _examples(
+        self, split: "TableSplit", labels: Mapping[str, NDArray[Any]], classes: int | None
+    ) -> Examples:
+        """Checked: images uint8 [n, H, W, C] or numbers [n, ...], and labels as stored.
+
+        Args:
+            split: of the data set.
+            labels: of all splits, by their places; those to train on come first.
+            classes: how many there are; None: the labels are none.
+        """
+        x, y, like = split.column(self.inputs), labels[split.where], next(iter(labels.values()))
+        if x.dtype.kind not in "iuf":
+            raise DataError(
+                f"{split.where}: column {self.inputs!r} holds {x.dtype} of shape {x.shape}; "
+                "expected images or numbers, of one size in all rows"
+            )
+        _require_finite(split, self.inputs, x)
+        if y.shape[1:] != like.shape[1:] or y.dtype.kind != like.dtype.kind:
+            raise DataError(
+                f"{split.where}: {self.labels!r} is {y.dtype} of shape {y.shape}, for training "
+                f"{like.dtype} of shape {like.shape}"
+            )
+        if classes is not None:
+            self._require_classes(split, y, classes)
+        return Examples(torch.from_numpy(x), stored_labels(y, self.padding))
+
+    def _require_classes(self, split: "TableSplit", labels: NDArray[Any], classes: int) -> None:
+        """Refuse labels that are neither classes nor padding."""
+        wrong = (labels < 0) | (labels >= classes)
+        if self.padding is not None:
+            wrong &= labels != self.padding
+        if not wrong.any():
+            return
+        row, label, cure = int(np.argwhere(wrong)[0][0]), labels[wrong][0], ""
+        if label < 0 and labels.ndim > 1 and self.padding is None:
+            cure = f"; if {label} is padding, say data.padding: {label}"
+        elif label == -1:  # as the hub marks labels that are kept secret
+            cure = (
+                "; if -1 hides the labels, name another split, or remove such rows: "
+                f"data.filter(lambda row: row[{self.labels!r}] >= 0)"
+            )
+        raise DataError(
+            f"{split.where}: {self.labels!r} of row {row} is {label}, expected 0 to "
+            f"{classes - 1}{cure}"
         )
 
 
@@ -328,71 +423,16 @@ def _package_errors(where: str) -> AbstractContextManager[None]:
 
 def _declared(train: TableSplit, name: str) -> int | None:
     """The number of classes that the column declares, if it does."""
-    declared: int | None = getattr(train.table.features.get(name), "num_classes", None)
+    feature = train.table.features.get(name)
+    while (below := getattr(feature, "feature", None)) is not None:  # of a list
+        feature = below
+    declared: int | None = getattr(feature, "num_classes", None)
     return declared
-
-
-def _count(train: TableSplit, test: TableSplit | None, name: str) -> int:
-    """The number of classes that the largest label implies."""
-    labels = _labels(train, name, "classes")
-    tests = None if test is None else _labels(test, name, "classes")
-
-    def subtract(lowest: int) -> str:
-        return f"of each split: data.map(lambda row: {{{name!r}: row[{name!r}] - {lowest}}})"
-
-    return count_of(f"{train.where}: {name!r}", labels, tests, subtract)
-
-
-def _labels(split: TableSplit, name: str, label_type: LabelType) -> NDArray[Any]:
-    """The labels [n], integers of classes or finite floats.
-
-    Raises:
-        DataError: they are not.
-    """
-    labels, where = split.column(name), f"{split.where}: {name!r}"
-    if labels.ndim == 1 and labels.dtype.kind == "U":
-        expected = "a number"
-        if label_type == "classes":
-            expected = f"integers from 0: data.class_encode_column({name!r}) numbers the classes"
-        raise DataError(f"{where} of row 0 is the text {str(labels[0])!r:.40}, expected {expected}")
-    if labels.ndim != 1 or labels.dtype.kind not in "biuf":
-        raise DataError(
-            f"{where} is {labels.dtype} of shape {labels.shape}, expected one integer a row"
-        )
-    if label_type == "numbers":
-        _require_finite(split, name, labels)
-    return typed_labels(where, labels, label_type)
 
 
 def _require_finite(split: TableSplit, name: str, values: NDArray[Any]) -> None:
     if (row := row_not_finite(values)) is not None:
         raise DataError(f"{split.where}: {name!r} is not finite in row {row}")
-
-
-def _examples(split: TableSplit, inputs: str, labels: str, classes: int | None) -> Examples:
-    """Checked: images uint8 [n, H, W, C] or numbers [n, ...], and int64 [n] or floats [n, 1]."""
-    x, y = split.column(inputs), _labels(split, labels, "numbers" if classes is None else "classes")
-    if x.dtype.kind not in "iuf":
-        raise DataError(
-            f"{split.where}: column {inputs!r} holds {x.dtype} of shape {x.shape}; expected images "
-            "or numbers, of one size in all rows"
-        )
-    _require_finite(split, inputs, x)
-    if classes is None:
-        return Examples(torch.from_numpy(x), torch.from_numpy(y)[:, None])
-    wrong = (y < 0) | (y >= classes)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        cure = ""
-        if y[row] == -1:  # as the hub marks labels that are kept secret
-            cure = (
-                "; if -1 hides the labels, name another split, or remove such rows: "
-                f"data.filter(lambda row: row[{labels!r}] >= 0)"
-            )
-        raise DataError(
-            f"{split.where}: {labels!r} of row {row} is {y[row]}, expected 0 to {classes - 1}{cure}"
-        )
-    return Examples(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))
 
 
 def _owned(train: TableSplit, name: str) -> list[ExampleRows]:

@@ -16,7 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from hpcfl.data.base import DataConfig, Dataset
-from hpcfl.data.labels import LabelType, are_classes, missing_classes, type_note
+from hpcfl.data.labels import (
+    LabelType,
+    are_classes,
+    loss_of_labels,
+    missing_classes,
+    type_note,
+)
 from hpcfl.data.partition import rows_of_clients, rows_of_owners
 from hpcfl.data.sources.arrays import cast, stored
 from hpcfl.data.tables import (
@@ -44,6 +50,8 @@ _SPELLINGS = str.maketrans(
 ``float`` reads them."""
 _WRITE = "write it as float() of Python reads it, such as 12.5 or -1e-3, without , % < or a unit"
 _TRUTH = {"true": 1.0, "false": 0.0}
+_BITS = {**_TRUTH, "1": 1.0, "0": 0.0}
+_KINDS: Mapping[type, str] = {str: "text", int: "integers", float: "numbers", bool: "booleans"}
 _UNNAMED = re.compile(r"(Unnamed: \d+)?")  # as pandas calls a column without a title
 _EXACT = 2**53  # from here on float64, in which the cells are read, has not all integers
 _LISTED = 10  # values in a note
@@ -58,15 +66,17 @@ class Table(DataConfig):
     """An example a row; columns are the inputs, the label, and perhaps the client and the part.
 
     Text or integers in the column of labels are classes, in sorted order (cross-entropy); numbers
-    of which one is no integer are targets (mean of r^2 / 2).
+    of which one is no integer are targets (mean of r^2 / 2).  Several columns of labels are targets
+    if they hold numbers of which one is no integer, and bits if they hold true and false alone.
     """
 
     path: PathText
     """A parquet file, or a CSV file with a header, separated by commas, semicolons or tabs."""
-    label: str
-    """The column of labels."""
+    label: str | tuple[str, ...]
+    """The column of labels, or a list of several."""
     label_type: LabelType | None = None
-    """What labels are, classes or numbers; if absent text and integers are classes."""
+    """What labels are: classes, numbers or bits (0 and 1, or true and false); if absent text and
+    integers in one column are classes."""
     inputs: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
     """The columns of inputs [n, columns], numbers; if absent all that no other key names. {NAME:
     [columns], ...} are several inputs; one whose columns hold integers alone is int64."""
@@ -77,12 +87,14 @@ class Table(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.label or len({*self._titles}) < len(self._titles):
+            raise ValueError(f"label is {self.label!r}; name a column, or several different ones")
         if self.inputs is None:
             return
         groups = self._groups()
         if not groups or not all(groups.values()):
             raise ValueError("inputs is empty; name at least one column, or leave inputs out")
-        for name, times in Counter((*chain(*groups.values()), self.label, self.split)).items():
+        for name, times in Counter((*chain(*groups.values()), *self._titles, self.split)).items():
             if times > 1:
                 raise ValueError(
                     f"column {name!r} is named {times} times by inputs, label and split, which are "
@@ -101,7 +113,7 @@ class Table(DataConfig):
         train, test = self._parts(table)
         labels, classes, notes = self._labels(table)
         notes = (*table.notes, *notes)
-        if classes is not None:
+        if classes is not None and labels.ndim == 1:
             notes += missing_classes(labels[train], classes)
         natural = natural_tests = None
         if self.client is not None:
@@ -125,12 +137,17 @@ class Table(DataConfig):
             natural=natural,
             natural_tests=natural_tests,
             classes=classes,
-            loss="squared" if classes is None else "cross_entropy",
+            loss=loss_of_labels(labels),
             transform=named or cast,
             named=named,
             columns=table.titles,
             notes=notes,
         )
+
+    @property
+    def _titles(self) -> tuple[str, ...]:
+        """The columns of labels."""
+        return (self.label,) if isinstance(self.label, str) else self.label
 
     def _groups(self) -> dict[str, tuple[str, ...]]:
         """The columns of each input by its name, or of one whose name is empty."""
@@ -138,12 +155,12 @@ class Table(DataConfig):
 
     def _read(self) -> "_Rows":
         path = Path(self.path)
-        others = list(dict.fromkeys(filter(None, (self.label, self.client, self.split))))
+        others = list(dict.fromkeys(filter(None, (*self._titles, self.client, self.split))))
         parquet = is_parquet(path)
         found = _parquet_columns(path) if parquet else ParquetColumns(read_header(path), set())
         inputs = self._inputs(path, found, others)
         rows = (_from_parquet if parquet else _from_csv)(path, inputs, others)
-        if not len(rows.columns[self.label]):
+        if not len(rows.columns[self._titles[0]]):
             raise DataError(f"{path}: has no row below its header")
         notes: tuple[str, ...] = ()
         if self.inputs is None and (index := sorted(found.pandas_index.difference(others))):
@@ -196,8 +213,10 @@ class Table(DataConfig):
         return np.flatnonzero(is_train), None if is_train.all() else np.flatnonzero(~is_train)
 
     def _labels(self, table: "_Rows") -> tuple[NDArray[Any], int | None, tuple[str, ...]]:
-        """Classes [n] and how many, or targets [n, 1] and None; and lines for the user."""
-        values = self._numbers_or_names(table)
+        """Classes [n] and how many, or targets or bits [n, t] and None; and lines for the user."""
+        if self.label_type == "bits" or not isinstance(self.label, str):
+            return self._columns(table)
+        values = self._numbers_or_names(table, self.label)
         if not are_classes(self.label_type, floats=isinstance(values[0], float)):
             targets = np.array(values, dtype=np.float64)
             notes = type_note("data.label", targets, None, self.label_type)
@@ -211,14 +230,37 @@ class Table(DataConfig):
             note += "; for a regression say data.label_type: numbers"
         return labels, len(names), (note, *notes, *_blanks("data.label", names))
 
-    def _numbers_or_names(self, table: "_Rows") -> list[Any]:
-        """The labels, after texts that may be meant as numbers were refused.
+    def _columns(self, table: "_Rows") -> tuple[NDArray[Any], int | None, tuple[str, ...]]:
+        """Labels [n, t] of t columns, see ``_labels``."""
+        columns = [table.columns[name] for name in self._titles]
+        truths = all(
+            isinstance(v, bool) or str(v).strip().lower() in _TRUTH for v in chain(*columns)
+        )
+        if self.label_type == "bits" or (self.label_type is None and truths):
+            return np.column_stack([_bits(table, name) for name in self._titles]), None, ()
+        columns = [self._numbers_or_names(table, name) for name in self._titles]
+        kinds = {type(column[0]) for column in columns}
+        if self.label_type == "classes" and len(kinds) == 1:
+            labels, names = _numbered([*chain(*columns)])
+            note = f"data.label: in sorted order, {_listed('class', names)}"
+            return labels.reshape(len(columns), -1).T.copy(), len(names), (note,)
+        if self.label_type == "classes" or str in kinds or not (float in kinds or self.label_type):
+            held = ", ".join(sorted(_KINDS[kind] for kind in kinds))
+            raise DataError(
+                f"{self.path}: the columns {', '.join(self._titles)} hold {held}; expected "
+                "numbers of which one is no integer, or data.label_type: numbers, bits (0 and 1) "
+                "or classes (of one kind)"
+            )
+        return np.array(columns, dtype=np.float64).T.copy(), None, ()
+
+    def _numbers_or_names(self, table: "_Rows", name: str) -> list[Any]:
+        """A column of labels, after texts that may be meant as numbers were refused.
 
         Raises:
             DataError: most labels are numbers, or the job says that all are, and one is not; in the
                 place of a number is a word for a missing one.
         """
-        values = table.columns[self.label]
+        values = table.columns[name]
         if not isinstance(values[0], str) or self.label_type == "classes":
             return values
         distinct = {*values}
@@ -236,14 +278,14 @@ class Table(DataConfig):
         if others:
             row = next(row for row, text in enumerate(values) if text in others)
             if values[row].strip().lower() in _MISSING:
-                raise _missing(table.where(row), self.label, values[row])
+                raise _missing(table.where(row), name, values[row])
             known = "data.label_type is numbers" if self.label_type else "most labels are numbers"
             raise DataError(
-                f"{table.where(row)}: column {self.label!r} is {values[row]!r:.40}, but {known}; "
+                f"{table.where(row)}: column {name!r} is {values[row]!r:.40}, but {known}; "
                 f"{_WRITE}; if the labels are names of classes, say data.label_type: classes"
             )
         numbers = [*map(float, values)]
-        _require_finite(numbers, self.label, table.where)
+        _require_finite(numbers, name, table.where)
         return numbers
 
 
@@ -260,6 +302,24 @@ class _Rows(NamedTuple):
     """The names of the columns of a single input."""
     notes: tuple[str, ...] = ()
     """Lines for the user."""
+
+
+def _bits(table: _Rows, name: str) -> NDArray[np.bool_]:
+    """A column of 0 and 1, or of true and false.
+
+    Raises:
+        DataError: it holds something else.
+    """
+    values = [
+        _BITS.get(v.strip().lower(), v) if isinstance(v, str) else v for v in table.columns[name]
+    ]
+    for row, value in enumerate(values):
+        if value not in (0, 1):
+            raise DataError(
+                f"{table.where(row)}: column {name!r} is {value!r:.40}, expected 0 or 1, or true "
+                "or false"
+            )
+    return np.array(values, dtype=bool)
 
 
 def _from_csv(path: Path, groups: Mapping[str, Sequence[str]], others: Sequence[str]) -> _Rows:

@@ -1,6 +1,7 @@
 """The initial model of a job: drawn at random, or read from a file."""
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -79,8 +80,8 @@ def build_model(loaded: LoadedJob, dataset: Dataset, seed: int) -> nn.Module:
         )
     shape: Any = named.shapes if named else tuple(sample.shape[1:])
     labels = dataset.train.labels
-    targets = labels.shape[1] if labels.ndim > 1 else 1
-    if job.model.classifies and dataset.classes is None:
+    targets = math.prod(labels.shape[1:])
+    if job.model.classifies and dataset.classes is None and dataset.loss != "bits":
         raise JobError(f"{name} is for classes, this data has targets; use linear")
     outputs = dataset.classes if dataset.classes is not None else targets
     build = type(job.model).build

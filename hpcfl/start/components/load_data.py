@@ -16,6 +16,7 @@ from hpcfl.models.losses import LOSSES
 from hpcfl.seeds import key
 from hpcfl.start.device import configure_torch
 from hpcfl.types import Examples
+from hpcfl.user_code.accepts import is_own
 from hpcfl.user_code.generators import seeded
 
 
@@ -48,7 +49,9 @@ def load_data(loaded: LoadedJob) -> Dataset:
         )
     with as_job_error(where, "its load returns a data set that cannot be used", defined(load)):
         # Here and not in hpcfl.start.checks: the clients' examples are found by these labels.
-        _check_dataset(dataset, where)
+        # Word data of hpcfl, of which a file may hold billions, are looked at batch by batch.
+        whole = not dataset.mapped or dataset.loss != "tokens" or is_own(type(job.data))
+        _check_dataset(dataset, where, whole=whole)
         _check_padding(job.data, dataset, where)
         return keep_natural_clients(job.data, with_checked_clients(dataset), job.seed)
 
@@ -79,8 +82,14 @@ def load_data_on_hosts(loaded: LoadedJob, device: torch.device, comm: Comm) -> H
     return load_on_hosts(load, comm, job.comm.timeout_s, mapped=job.data.maps_files)
 
 
-def _check_dataset(dataset: Dataset, where: str) -> None:
-    """Refuse data that no model can be trained on."""
+def _check_dataset(dataset: Dataset, where: str, *, whole: bool) -> None:
+    """Refuse data that no model can be trained on.
+
+    Args:
+        dataset: that was loaded.
+        where: from, for messages.
+        whole: whether to look at every label.
+    """
     for part, examples in (("train", dataset.train), ("test", dataset.test)):
         if part == "train" or examples is not None:
             _check_examples(examples, part, where)
@@ -94,10 +103,9 @@ def _check_dataset(dataset: Dataset, where: str) -> None:
         raise JobError(
             f"{where}: its loss is {dataset.loss!r}, expected one of {', '.join(sorted(LOSSES))}"
         )
-    if dataset.loss == "cross_entropy" and dataset.classes is not None:
-        for part, examples in (("train", dataset.train), ("test", dataset.test)):
-            if examples is not None and len(examples.labels):
-                _check_classes(examples.labels, part, dataset.classes, where)
+    for part, examples in (("train", dataset.train), ("test", dataset.test)):
+        if examples is not None and len(examples.labels):
+            _check_labels(dataset, examples.labels, part, where, whole=whole)
 
 
 def _check_padding(data: DataConfig, dataset: Dataset, where: str) -> None:
@@ -143,21 +151,55 @@ def _check_examples(examples: Any, part: str, where: str) -> None:
         )
 
 
-def _check_classes(labels: torch.Tensor, part: str, classes: int, where: str) -> None:
-    """Refuse labels that are not one class of 0 to ``classes`` - 1 an example."""
-    if labels.ndim != 1:
+def _check_labels(
+    dataset: Dataset, labels: torch.Tensor, part: str, where: str, *, whole: bool
+) -> None:
+    """Refuse labels that are not what the loss takes; see ``_check_dataset``."""
+    shape, loss, classes = tuple(labels.shape), dataset.loss, dataset.classes
+    if 0 in shape[1:]:
+        raise JobError(f"{where}: the labels of {part} have the shape {shape}: an example has none")
+    if loss == "bits" and (labels.dtype != torch.bool or labels.ndim != 2):
         raise JobError(
-            f"{where}: the labels of {part} have the shape {tuple(labels.shape)}, expected "
-            f"({len(labels)},), one class an example"
+            f"{where}: the labels of {part} are {labels.dtype} of shape {shape}, expected booleans "
+            f"({len(labels)}, t) for the loss bits"
+        )
+    if loss not in ("cross_entropy", "tokens") or classes is None:
+        return
+    if loss == "cross_entropy" and labels.ndim != 1:
+        raise JobError(
+            f"{where}: the labels of {part} have the shape {shape}, expected "
+            f"({len(labels)},), one class an example; for several an example its loss is tokens"
         )
     if labels.is_floating_point() or labels.is_complex():
         raise JobError(
             f"{where}: the labels of {part} are {labels.dtype}, expected integers, as its classes "
             f"are {classes}; for targets classes is None"
         )
+    if whole:
+        _check_classes(dataset, labels, part, where)
+
+
+def _check_classes(dataset: Dataset, labels: torch.Tensor, part: str, where: str) -> None:
+    """Refuse integers that are neither classes, from 0, nor padding."""
+    padding, classes = dataset.padding, dataset.classes or 0
+    if padding is not None:
+        held = torch.iinfo(labels.dtype)
+        if not held.min <= padding <= held.max:
+            raise JobError(
+                f"{where}: its padding is {padding}, which its labels of {part}, {labels.dtype}, "
+                "cannot be; expected a label, or labels of a wider type"
+            )
+        labels = labels[labels != padding]
+    if not labels.numel():
+        return
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or highest >= classes:
+        cure = (
+            ""
+            if dataset.loss != "tokens" or padding is not None
+            else (f"; if {lowest if lowest < 0 else highest} is padding, say so in padding")
+        )
         raise JobError(
             f"{where}: the labels of {part} run from {lowest} to {highest}, expected 0 to "
-            f"{classes - 1}, as its classes are {classes}"
+            f"{classes - 1}, as its classes are {classes}{cure}"
         )
