@@ -1,5 +1,6 @@
 """Compute all scores that the ``evaluate`` section of a job names."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcfl.clients.evaluation_set import EvaluationSet
@@ -9,12 +10,14 @@ from hpcfl.data.base import Dataset
 from hpcfl.evaluation.client_rows import ClientRows
 from hpcfl.evaluation.clients import Clients
 from hpcfl.evaluation.config import Evaluate
+from hpcfl.evaluation.f1 import F1
 from hpcfl.evaluation.measure import Meter, sum_names
 from hpcfl.evaluation.metrics import Scoring
-from hpcfl.evaluation.user_metrics import agree, load_metrics
+from hpcfl.evaluation.user_metrics import UserMetric, agree, load_metrics
 from hpcfl.local.gradient import Gradient
 from hpcfl.runs.client_table import ClientRow
-from hpcfl.types import Vector
+from hpcfl.runs.score_names import PERPLEXITIES
+from hpcfl.types import LossName, Vector
 
 ACCURACIES = {"correct": "accuracy", "correct_top5": "top5_accuracy"}
 
@@ -44,7 +47,9 @@ class Evaluation:
     ) -> None:
         self._write_rows = write_rows
         self._config, self._sets, self._clients, self._comm = config, sets, clients, comm
-        metrics = load_metrics(config.metrics)
+        metrics = metrics_of(dataset.loss, config.metrics)
+        # Of another loss than the data's the exponential would be none.
+        self._has_perplexity = dataset.loss == "tokens" and gradient.loss.fused is not None
         self._meter = Meter(gradient, Scoring.of(dataset), metrics)
 
     def scores(self, x: Vector, round: int) -> dict[str, float]:
@@ -70,6 +75,9 @@ class Evaluation:
             scores |= clients.local_model_scores(self._meter, x, self._comm, rows)
         if config.personal:
             scores |= clients.personal_scores(self._meter, x, round, self._comm, rows)
+        if self._has_perplexity:
+            known = {key: loss for loss, key in PERPLEXITIES.items() if loss in scores}
+            scores |= {key: _exp(scores[loss]) for key, loss in known.items()}
         return scores
 
     def _scores_on(
@@ -96,3 +104,16 @@ class Evaluation:
         if rows is not None:
             rows.of_set(name, whole)
         return scores
+
+
+def metrics_of(loss: LossName, paths: Sequence[str]) -> list[UserMetric]:
+    """The metrics of data with this loss: F1 of bits, and those that the job names."""
+    return [*([UserMetric("f1", F1)] if loss == "bits" else []), *load_metrics(paths)]
+
+
+def _exp(loss: float) -> float:
+    """The perplexity, infinite beyond the largest double."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

@@ -28,8 +28,12 @@ SCORES: Mapping[str, Score] = {
         # In this order in tables; runs are compared in a plot by the first that all of them have.
         Score("test_accuracy", "accuracy"),
         Score("test_loss", "test\nloss", "lower", percent=False),
+        Score("test_perplexity", "test\nperplexity", "lower", percent=False),
+        Score("test_f1", "F1"),
         Score("validation_accuracy", "validation"),
         Score("validation_loss", "validation\nloss", "lower", percent=False),
+        Score("validation_perplexity", "validation\nperplexity", "lower", percent=False),
+        Score("validation_f1", "validation\nF1"),
         Score("test_top5_accuracy", "top 5"),
         Score("train_objective", "objective", "lower", percent=False),
         Score("client_accuracy_mean", "clients\nmean"),
@@ -38,8 +42,10 @@ SCORES: Mapping[str, Score] = {
         Score("local_model_accuracy_worst_decile", "worst\ndecile"),
         Score("personal_accuracy", "personal"),
         Score("personal_loss", "personal\nloss", "lower", percent=False),
+        Score("personal_perplexity", "personal\nperplexity", "lower", percent=False),
         Score("personal_validation_accuracy", "personal\nvalidation"),
         Score("personal_validation_loss", "personal\nval. loss", "lower", percent=False),
+        Score("personal_validation_perplexity", better="lower", percent=False),
         Score("personal_accuracy_mean", "personal\nmean"),
         Score("personal_accuracy_worst_decile", "worst\ndecile"),
         Score("epsilon", "epsilon", "lower", percent=False),
@@ -53,6 +59,11 @@ SCORES: Mapping[str, Score] = {
     )
 }
 """By their keys in the log."""
+
+PERPLEXITIES: Mapping[str, str] = {
+    key.replace("perplexity", "loss"): key for key in SCORES if key.endswith("_perplexity")
+}
+"""The keys of perplexities, by those of the losses that they are the exponentials of."""
 
 METRIC_KEYS = (
     "test_{}",

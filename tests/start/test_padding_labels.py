@@ -13,10 +13,10 @@ from hpcfl.data.sources.arrays import Arrays
 
 @dataclass(frozen=True, kw_only=True)
 class Notes(Arrays):
-    padding: int | None = None
+    filled: int | None = None
 
     def load(self, seed):
-        return replace(super().load(seed), loss="tokens", padding=self.padding)
+        return replace(super().load(seed), loss="tokens", padding=self.filled)
 
 
 class Padded(Notes):
@@ -46,7 +46,7 @@ def kind(tmp_path, job, monkeypatch):
 @pytest.mark.parametrize(("padding", "counted"), [("null", True), ("0", False)])
 def test_labels_all_zero(padding, counted, kind, arrays, tmp_path, hpcfl):
     arrays(y=[0] * 40, y_test=[0] * 12)
-    given = ["data.classes=4", f"data.padding={padding}", "--out", tmp_path / "run"]
+    given = ["data.classes=4", f"data.filled={padding}", "--out", tmp_path / "run"]
     done = hpcfl("run", kind("Notes"), *given)
     assert done.code == 0, done.err
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()

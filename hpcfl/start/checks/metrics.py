@@ -9,15 +9,16 @@ import numpy as np
 from hpcfl.errors import JobError, as_job_error, defined
 from hpcfl.evaluation.config import Stop
 from hpcfl.evaluation.metrics import TOP
+from hpcfl.evaluation.scores import metrics_of
 from hpcfl.evaluation.user_metrics import UserMetric, load_metrics
 from hpcfl.runs.job_file.words import suggestion
 from hpcfl.runs.run_score import is_of_x
-from hpcfl.runs.score_names import metric_name, score_named
+from hpcfl.runs.score_names import PERPLEXITIES, score_named
 from hpcfl.start.checks.data import require_finite
 from hpcfl.start.checks.trial import Trial, shape_text
 from hpcfl.start.components.components import Components
 from hpcfl.start.components.scores import counts_own_models, own_models, possible_scores
-from hpcfl.types import Batch
+from hpcfl.types import ANSWERED, Batch
 from hpcfl.user_code.generators import generators
 from hpcfl.user_code.names import short_name
 
@@ -36,7 +37,7 @@ def check_scores(components: Components) -> tuple[str, ...]:
     evaluate, dataset = components.job.evaluate, components.population.dataset
     for key in ("clients", "local_models"):
         summed = getattr(evaluate, key) and evaluate.clients != "table"
-        if summed and dataset.classes is None and not evaluate.metrics:
+        if summed and dataset.loss not in ANSWERED and not evaluate.metrics:
             raise JobError(
                 f"evaluate.{key}: accuracies need classes, which this data has not; remove it, "
                 "name metrics of your own in evaluate.metrics, or set evaluate.clients to table, "
@@ -109,11 +110,11 @@ def _check_stop(components: Components, stop: Stop) -> None:
         "validation": components.population.split.validation is not None,
     }
     whole = [name for name, present in sets.items() if present]
-    own = [metric_name(path) for path in evaluate.metrics]
-    classes = dataset.classes or 0
+    own = [metric.name for metric in metrics_of(dataset.loss, evaluate.metrics)]
+    classes = dataset.loss in ANSWERED
     known = [f"{name}_loss" for name in whole]
     known += [f"{name}_accuracy" for name in whole if classes]
-    known += [f"{name}_top5_accuracy" for name in whole if classes > TOP]
+    known += [f"{name}_top5_accuracy" for name in whole if (dataset.classes or 0) > TOP]
     known += [f"{name}_{metric}" for name in whole for metric in own]
     known += ["train_objective"] if evaluate.train else []
     known += ["personal_loss"] if evaluate.personal else []
@@ -130,6 +131,8 @@ def _check_stop(components: Components, stop: Stop) -> None:
         known += [f"{whose}_accuracy_{end}" for end in ends if classes]
         ends = ("mean", "std", "lowest_decile", "highest_decile")
         known += [f"{whose}_{metric}_{end}" for metric in own for end in ends]
+    if dataset.loss == "tokens" and components.job.loss == "data":
+        known += [PERPLEXITIES[key] for key in known if key in PERPLEXITIES]
     if stop.metric is None:
         raise JobError("stop: this data has no test set, so the run has no score; set stop.metric")
     if models is not None and models.x == "not trained" and is_of_x(stop.metric):

@@ -211,7 +211,7 @@ def _check_loss(trial: Trial, batch: Batch) -> None:
         )
     outputs = widen(trial.gradient.predict(trial.components.model.x0, batch.inputs))
     expected = tuple(LOSSES[dataset.loss].terms(outputs, batch.labels).shape)
-    found: object = _terms(loss, outputs, batch.labels)
+    found: object = _terms(trial, loss, outputs, batch.labels)
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     if shape != expected:
         raise JobError(
@@ -220,7 +220,7 @@ def _check_loss(trial: Trial, batch: Batch) -> None:
         )
 
 
-def _terms(loss: _Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+def _terms(trial: Trial, loss: _Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     """What a loss returns for a batch.
 
     Raises:
@@ -229,7 +229,7 @@ def _terms(loss: _Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     function = loss.made if isinstance(loss, OwnLoss) else loss
     does = f"cannot be computed of a batch ({_given(outputs, labels)})"
     with as_job_error(_loss_name(loss), does, "", function):
-        return loss.terms(outputs, labels)
+        return trial.gradient.loss.terms(outputs, labels)
 
 
 def _loss_name(loss: _Loss) -> str:
@@ -308,8 +308,10 @@ def loss_notes(trial: Trial) -> tuple[str, ...]:
     outputs = widen(trial.gradient.predict(moved, batch.inputs))
     # Each half backwards, so that no example has the neighbours that it has in the batch.
     halves = torch.arange(len(outputs)).flip(0).to(outputs.device).chunk(2)
-    among_all = _terms(loss, outputs, batch.labels)
-    in_halves = torch.cat([_terms(loss, outputs[half], batch.labels[half]) for half in halves])
+    among_all = _terms(trial, loss, outputs, batch.labels)
+    in_halves = torch.cat(
+        [_terms(trial, loss, outputs[half], batch.labels[half]) for half in halves]
+    )
     if not bool(among_all.isfinite().all() & in_halves.isfinite().all()):
         return ()  # at the moved parameters, where nobody trains
     allowed = ROUNDING * float(among_all.abs().max())
@@ -352,7 +354,7 @@ def _check_outputs(trial: Trial, batch: Batch) -> None:
     if not isinstance(outputs, Tensor):
         raise JobError(
             f"{name}: its forward pass{trial.in_model} returns a {type(outputs).__name__}, "
-            "expected a tensor; return the outputs alone"
+            "expected a tensor; return the outputs alone, or an object with them as its logits"
         )
     shape = tuple(outputs.shape)
     if shape[:1] != (count,):
@@ -365,19 +367,48 @@ def _check_outputs(trial: Trial, batch: Batch) -> None:
             f"{name}: its outputs{trial.in_model} have the shape {shape}, expected a value of "
             f"each quadratic of data.kind {trial.kind}, ({len(batch.inputs)},): take point"
         )
-    classes = dataset.classes if dataset.loss == "cross_entropy" else None
-    if classes is not None and len(shape) == 2 and shape[1] < classes:
-        count = shape[1]
+    labels = tuple(batch.labels.shape)
+    if dataset.loss in ("cross_entropy", "tokens"):
+        _check_logits(trial, shape, labels)
+    elif dataset.loss != "quadratic" and outputs[0].numel() != batch.labels[0].numel():
+        kind = "floats, the targets of a regression; to classify give integers"
+        if dataset.loss == "bits":
+            kind = "bits, each of which has a logit"
+        raise JobError(
+            f"{name}: its outputs{trial.in_model} have the shape {shape}, expected that of the "
+            f"labels, {labels}: those of data.kind {trial.kind} are {kind}"
+        )
+
+
+def _check_logits(trial: Trial, shape: tuple[int, ...], labels: tuple[int, ...]) -> None:
+    """Refuse outputs that are not logits of all classes for each label.
+
+    Args:
+        trial: of the job.
+        shape: of the outputs of a batch.
+        labels: the shape of its labels.
+    """
+    name, classes = trial.name("model", "name"), trial.components.population.dataset.classes
+    if shape[:-1] != labels:
+        least = "classes" if classes is None else classes
+        expected = f"({', '.join(map(str, labels))}, {least})"
+        cure = "return a logit of each class for each label, the classes last"
+        if shape == labels:
+            cure += "; for labels that are bits say data.label_type: bits"
+        elif shape[:-1] == labels[:1] and labels[1:] == (1,):
+            cure = f"store labels of one class an example as ({labels[0]},), without the last axis"
+        elif classes in shape[1:2] and shape[:1] + shape[2:] == labels:
+            cure = "move the classes last: outputs.movedim(1, -1)"
+        raise JobError(
+            f"{name}: its outputs{trial.in_model} have the shape {shape} for labels {labels} of "
+            f"data.kind {trial.kind}, expected {expected}; {cure}"
+        )
+    count = shape[-1]
+    if classes is not None and count < classes:
         raise JobError(
             f"{name}: has {count} output{'s' * (count != 1)}{trial.in_model}: too few for the "
             f"{classes} classes of data.kind {trial.kind}; give its last layer an "
             "output for each class"
-        )
-    if dataset.loss == "squared" and outputs[0].numel() != batch.labels[0].numel():
-        raise JobError(
-            f"{name}: its outputs{trial.in_model} have the shape {shape}, expected that of the "
-            f"labels, {tuple(batch.labels.shape)}: those of data.kind {trial.kind} are floats, "
-            "the targets of a regression; to classify give integers"
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from hpcfl.engine.dry_round import nbytes, traffic
 from hpcfl.runs.run_score import OwnModels, Trained, deciding_scores
 from hpcfl.start.components.components import Components
+from hpcfl.types import ANSWERED
 
 
 def own_models(components: Components) -> OwnModels | None:
@@ -42,7 +43,7 @@ def possible_scores(components: Components) -> Sequence[str]:
         key
         for key in deciding_scores(personal=personal)
         if (validated if "validation" in key else tested)
-        and (dataset.classes or not key.endswith("accuracy"))
+        and (dataset.loss in ANSWERED or not key.endswith("accuracy"))
     ]
 
 
