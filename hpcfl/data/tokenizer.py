@@ -38,9 +38,28 @@ class Tokenizer(Protocol):
             text: in UTF-8.
 
         Raises:
-            DataError: it is not in UTF-8, or not of the tokenizer's alphabet.
+            DataError: the tokenizer has no token for it.
         """
         ...
+
+
+def require_utf8(where: str, text: bytes) -> None:
+    """Refuse what is no text in UTF-8, such as one in another encoding.
+
+    Raises:
+        DataError: it is none; it names the first byte that is not.
+    """
+    begin = 0
+    try:
+        for piece in _pieces(text):
+            piece.decode()
+            begin += len(piece)
+    except UnicodeDecodeError as error:
+        place = begin + error.start
+        raise DataError(
+            f"{where}: byte {place}, 0x{text[place]:02x}, is not of a text in UTF-8 "
+            f"({error.reason}); iconv -f ENCODING -t UTF-8 makes one of another encoding"
+        ) from error
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -60,8 +79,6 @@ class _Bytes:
 
     def encode(self, where: str, text: bytes) -> NDArray[np.uint8]:
         """See ``Tokenizer``."""
-        for _ in _pieces(where, text):
-            pass  # they are decoded, so that a file of another kind is refused
         return np.frombuffer(text, np.uint8)
 
 
@@ -91,7 +108,7 @@ class _OfFile:
 
     def encode(self, where: str, text: bytes) -> NDArray[Any]:
         """See ``Tokenizer``."""
-        found, pieces = [np.empty(0, self._dtype)], _pieces(where, text)
+        found, pieces = [np.empty(0, self._dtype)], map(bytes.decode, _pieces(text))
         while batch := list(islice(pieces, _BATCH)):
             try:
                 encoded = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
@@ -109,21 +126,14 @@ def _smallest_type(classes: int) -> type[np.integer[Any]]:
     return next(fitting, np.int32)
 
 
-def _pieces(where: str, text: bytes) -> Iterator[str]:
+def _pieces(text: bytes) -> Iterator[bytes]:
     """A text in pieces, each to the end of a line; of a longer line to a word, or a character."""
     begin = 0
     while begin < len(text):
         end = begin + _PIECE
         if end < len(text):
             end = _line(text, begin, end) or _word(text, begin, end) or _character(text, end)
-        try:
-            yield text[begin:end].decode()
-        except UnicodeDecodeError as error:
-            place = begin + error.start
-            raise DataError(
-                f"{where}: byte {place}, 0x{text[place]:02x}, is not of a text in UTF-8 "
-                f"({error.reason}); iconv -f ENCODING -t UTF-8 makes one of another encoding"
-            ) from error
+        yield text[begin:end]
         begin = end
 
 

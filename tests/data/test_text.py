@@ -203,7 +203,7 @@ def test_a_long_text_is_read_by_line(tmp_path, monkeypatch):
     """Of a line longer than a piece no word is cut, and of such a word no character."""
     monkeypatch.setattr(tokenizer, "_PIECE", 16)
     text = "the cat\nsat on\nthe cat sat on the mat\n" + "\u00e9\u20ac\U0001f600" * 9 + "\ncat\n"
-    pieces = [*tokenizer._pieces("", text.encode())]
+    pieces = [piece.decode() for piece in tokenizer._pieces(text.encode())]
     assert "".join(pieces) == text
     assert pieces[:4] == [
         "the cat\nsat on\n",
@@ -345,7 +345,10 @@ def test_the_separator_is_shown_in_one_line(hpcfl):
         ({"README": POEM}, r"texts: has no \.txt file and no folder; expected CLIENT\.txt or CLI"),
         ({"ann.txt": POEM, "bob/notes.md": POEM}, r"texts/bob: has no \.txt file; expected texts"),
         ({"ann.txt": POEM, "ann/1.txt": POEM}, r"has a folder ann and a file ann\.txt; expected "),
-        ({"ann.txt": b"ok\n\xff"}, r"texts: ann: byte 3, 0xff, is not of a text in UTF-8"),
+        (
+            {"ann/1.txt": POEM, "ann/2.txt": b"ok\n\xff"},
+            r"texts/ann/2\.txt: byte 3, 0xff, is not of a text in UTF-8",
+        ),
     ],
 )
 def test_wrong_folders(tmp_path, texts, message):
@@ -445,6 +448,26 @@ def test_a_resume_refuses_another_text(text_job, tmp_path, hpcfl, refused):
     words = trained(tmp_path / "tokenizer.json")
     line = refused("resume", tmp_path / "run", "rounds=4", f"data.tokenizer={words}")
     assert "texts: its content changed since" in line
+
+
+def test_a_record_asks_for_the_texts_and_the_tokenizer(text_job, tmp_path, hpcfl, refused):
+    """Bytes are no file."""
+    names = {"bytes": "bytes", "words": trained(tmp_path / "tokenizer.json")}
+    for name, of in names.items():
+        settings = ("rounds=1", f"data.tokenizer={of}", "data.length=3")
+        assert hpcfl("run", text_job, *settings, "--out", tmp_path / name).code == 0
+        record = tmp_path / f"{name}_record"
+        assert hpcfl("export", tmp_path / name, "--record", record).code == 0
+        line = refused("run", record, "--out", tmp_path / "again")
+        assert ("data.tokenizer=PATH" in line) == (name == "words")
+        places = [
+            f"data.path={tmp_path / 'texts'}",
+            *([f"data.tokenizer={of}"] * (name == "words")),
+        ]
+        done = hpcfl("run", record, *places, "--out", tmp_path / f"{name}_again")
+        assert done.code == 0, done.err
+        whole, again = (logged(tmp_path / run)[-1] for run in (name, f"{name}_again"))
+        assert again["test_loss"] == whole["test_loss"]
 
 
 def test_another_rank_has_the_same_windows(clients):

@@ -92,7 +92,14 @@ def test_what_is_named_exists():
     files = {"data": data, "cohort": cohort, "devices": {"path": "trace.csv"}}
     other = flatten(load({**JOB, **files}, ()).tree)
     images = flatten(load({**JOB, "data": {"kind": "cifar10", "clients": 4}}, ()).tree)
-    assert input_places(other).keys() | input_places(images).keys() == set(PLACES)
+    text = {"kind": "text", "path": "a", "length": 4, "tokenizer": "b", "clients": 4}
+    texts, own_bytes = (
+        flatten(load({**JOB, "data": {**text, **more}}, ()).tree)
+        for more in ({"test_path": "c"}, {"tokenizer": "bytes"})
+    )
+    found = (input_places(job).keys() for job in (other, images, texts))
+    assert set().union(*found) == set(PLACES)
+    assert input_places(own_bytes).keys() == {"data.path"}
     assert all(is_mutable(key, other) for key in PLACES)
     assert set(IMMUTABLE) <= set(job)
 

@@ -18,7 +18,7 @@ from hpcfl.data.prepared_file import changed_keys
 from hpcfl.data.sources.arrays import to_indices
 from hpcfl.data.sources.huggingface import TableSplit, train_and_test
 from hpcfl.data.tables import is_parquet
-from hpcfl.data.tokenizer import BYTES, tokenizer_of
+from hpcfl.data.tokenizer import BYTES, require_utf8, tokenizer_of
 from hpcfl.data.windows import Windows, windows
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.files import read_error
@@ -244,11 +244,14 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> bytes:
+    """A file in UTF-8."""
     try:
-        return read(path)
+        content = read(path)
     except OSError as error:
         message = f"{path}: cannot be read: {error.strerror or error}"
         raise read_error(error, message, DataError) from error
+    require_utf8(f"{path}", content)
+    return content
 
 
 def _rows_of(clients: Sequence[str | None], names: list[str | None], found: Windows) -> RowRanges:

@@ -35,6 +35,8 @@ PLACES = (
     "data.tokenizer",
     "devices.path",
 )
+# What such a key may name in the place of a path.
+NO_PATHS = {"data.tokenizer": "bytes"}
 # Keys, and sections with all of their keys.
 MUTABLE = ("rounds", *WITHOUT_EFFECT, *PLACES, "store.cache_gib", "store.dir", "store.kind")
 # Keys of mutable sections that must not change all the same, and why.
@@ -76,7 +78,11 @@ def job_fingerprint(job: Settings) -> str:
 
 def input_places(job: Settings) -> dict[str, str]:
     """The keys that say where the job's inputs are, and the paths."""
-    return {key: job[key] for key in PLACES if isinstance(job.get(key), str)}
+    return {
+        key: job[key]
+        for key in PLACES
+        if isinstance(job.get(key), str) and job[key] != NO_PATHS.get(key)
+    }
 
 
 def is_mutable(key: str, job: Settings) -> bool:
