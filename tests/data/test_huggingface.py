@@ -397,6 +397,145 @@ def test_folders_of_a_path_say_nothing_of_columns(tmp_path):
         assert [rows.tolist() for rows in found.natural] == [[1, 4], [3], [0, 2, 5]]
 
 
+TOKENS = {
+    "input_ids": [[5, 6, 7], [8], [9, 5]],
+    "attention_mask": [[1, 1, 1], [1], [1, 1]],
+    "labels": [[6, 7, -100], [-100], [5, -100]],
+    "label": [0, 1, 1],
+}
+
+
+def save_lists(path, test=None, **columns):
+    parts = {"train": {**TOKENS, **columns}, **({} if test is None else {"test": test})}
+    tables = {name: datasets.Dataset.from_dict(part) for name, part in parts.items()}
+    datasets.DatasetDict(tables).save_to_disk(path)
+    return path
+
+
+def test_lists_are_filled_up_to_the_longest_of_both_splits(tmp_path):
+    test = {"input_ids": [[3, 3, 3, 3]], "attention_mask": [[1] * 4], "labels": [[3, 3, 3, -100]]}
+    path = save_lists(tmp_path / "set", test)
+    keys = {"inputs": ("input_ids", "attention_mask"), "labels": "labels", "padding": -100}
+    found = load(path, length="longest", **keys)
+    inputs = found.named.unpack(found.train.inputs)
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 0], [8, 0, 0, 0], [9, 5, 0, 0]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
+    assert found.train.labels.tolist() == [
+        [6, 7, -100, -100],
+        [-100, -100, -100, -100],
+        [5, -100, -100, -100],
+    ]
+    assert found.named.unpack(found.test.inputs)["input_ids"].tolist() == [[3, 3, 3, 3]]
+    assert (found.classes, found.loss, found.padding) == (8, "tokens", -100)
+    given = found.named.given(torch.float32)
+    assert {one.dtype for one in given.inputs} == {torch.int64}
+    assert [note for note in found.notes if "lists" in note] == [
+        "data: 3 of 4 lists of 'input_ids' are filled up to 4 integers by 0",
+        "data: 3 of 4 lists of 'attention_mask' are filled up to 4 integers by 0",
+        "data: 3 of 4 lists of 'labels' are filled up to 4 integers by -100",
+    ]
+
+
+def test_lists_of_a_given_length(tmp_path):
+    """A mask that is no column is made of the lengths; labels may be one an example."""
+    bare = {name: TOKENS[name] for name in ("input_ids", "label")}
+    datasets.Dataset.from_dict(bare).save_to_disk(tmp_path / "set")
+    found = load(tmp_path / "set", inputs=("input_ids", "attention_mask"), length=2)
+    inputs = found.named.unpack(found.train.inputs)
+    assert inputs["input_ids"].tolist() == [[5, 6], [8, 0], [9, 5]]
+    assert inputs["attention_mask"].tolist() == [[1, 1], [1, 0], [1, 1]]
+    assert (found.train.labels.tolist(), found.padding) == ([0, 1, 1], None)
+    assert found.notes[:2] == (
+        "data: 1 of 3 lists of 'input_ids' are filled up to 2 integers by 0",
+        "data: 1 of 3 lists of 'input_ids' are cut off after 2 integers",
+    )
+
+
+def test_labels_that_are_the_inputs(tmp_path):
+    """As models of transformers want them, which move them: here they would be copied."""
+    path = save_lists(tmp_path / "set", labels=TOKENS["input_ids"])
+    keys = {"inputs": ("input_ids",), "labels": "labels", "length": 3, "padding": -100}
+    said = "data.labels: each label is the input of its own place; to predict the next one"
+    assert any(said in note for note in load(path, **keys).notes)
+    moved = {"labels": [[*ids[1:], -100] for ids in TOKENS["input_ids"]]}
+    path = save_lists(tmp_path / "moved", **moved)
+    assert not any(said in note for note in load(path, **keys).notes)
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "message"),
+    [
+        ({}, {}, r"'input_ids' holds lists of 1 to 3 integers; data\.length, a number or longest"),
+        (
+            {},
+            {"length": 4, "inputs": "input_ids"},
+            r"an input by name; say data\.inputs: \[input_i",
+        ),
+        ({}, {"length": 4, "labels": "labels"}, r"'labels' is filled up to 4 .* say data\.padding"),
+        (
+            {"input_ids": [[1], [], [2]]},
+            {"length": 4},
+            r"'input_ids' of row 1 is an empty list; rem",
+        ),
+        (
+            {"input_ids": [[1], [None], [2]]},
+            {"length": 4},
+            r"'input_ids' has an empty \(null\) integer in a list",
+        ),
+        (
+            {},
+            {"inputs": ("label",), "length": 4},
+            r"data\.length: neither data\.inputs nor data\.la",
+        ),
+        (
+            {},
+            {"inputs": ("input_ids", "token_type_ids"), "length": 4},
+            "no column 'token_type_ids'",
+        ),
+    ],
+)
+def test_lists_that_are_wrong(tmp_path, columns, keys, message):
+    path = save_lists(tmp_path / "set", **columns)
+    with pytest.raises((DataError, JobError), match=message) as caught:
+        load(path, **{"inputs": ("input_ids",), **keys})
+    assert "\n" not in str(caught.value)
+
+
+LANGUAGE_MODEL = """\
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        (places,) = input_shape["input_ids"]
+        self.token, self.out = nn.Embedding(outputs, 8), nn.Linear(8, outputs)
+
+    def forward(self, input_ids, attention_mask):
+        return self.out(self.token(input_ids) * attention_mask.unsqueeze(2))
+"""
+
+
+def test_a_run_of_lists(tmp_path, hpcfl, job, monkeypatch):
+    (tmp_path / "model_of_lists.py").write_text(LANGUAGE_MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    save_lists(tmp_path / "set", test=TOKENS)
+    keys = "inputs: [input_ids, attention_mask], labels: labels, classes: 10, padding: -100"
+    path = f"path: {tmp_path}/set, length: longest, clients: 2"
+    data = f"data={{kind: huggingface, {path}, {keys}}}"
+    model = "model={name: module, of: model_of_lists.Model}"
+    done = hpcfl("run", job, data, model, "cohort.size=2", "--out", tmp_path / "run")
+    sys.modules.pop("model_of_lists", None)
+    assert done.code == 0, done.err
+    assert '"test_loss"' in (tmp_path / "run/log.jsonl").read_text()
+
+
+def test_images_have_no_name(tmp_path):
+    made().save_to_disk(tmp_path / "set")
+    with pytest.raises(DataError, match=r"column 'image' holds uint8 .*; expected numbers, of one"):
+        load(tmp_path / "set", inputs=("image",))
+
+
 def test_a_run_of_it(tmp_path, hpcfl, job):
     save_dict(tmp_path / "set")
     settings = f"data={{kind: huggingface, path: {tmp_path}/set, client: writer}}"

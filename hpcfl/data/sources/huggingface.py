@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,16 +26,20 @@ from hpcfl.data.labels import (
     type_note,
     typed_labels,
 )
+from hpcfl.data.lists import Lists
 from hpcfl.data.partition import ExampleRows, rows_of_owners
-from hpcfl.data.sources.arrays import cast, stored_labels
+from hpcfl.data.sources.arrays import cast, stored, stored_labels
 from hpcfl.data.tables import package_errors, read_parquet
 from hpcfl.errors import DataError, JobError
 from hpcfl.io.packages import refuse_shadow
 from hpcfl.io.regular import check_regular
-from hpcfl.types import Count, Examples, PathText
+from hpcfl.types import Count, Examples, IntArray, PathText
 
 _ROWS = 1000  # decoded at a time
 _TEXTS = ("string", "large_string")  # types of columns
+_LISTS = ("List", "LargeList")
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+_MASK = "attention_mask"  # an input that says where a list has an integer, if no column does
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<index>\d+)-of-(?P<count>\d+)([-.].*)?")
 
 
@@ -48,8 +52,9 @@ class Huggingface(DataConfig):
 
     path: PathText
     """A folder of save_to_disk, a folder of SPLIT.parquet or SPLIT-*.parquet, or one .parquet."""
-    inputs: str = "image"
-    """The column of inputs: images of one size, or numbers, as many in each row."""
+    inputs: str | tuple[str, ...] = "image"
+    """The column of inputs: images of one size, or numbers, as many in each row. [COLUMN, ...] are
+    inputs that the model takes by these names, integers as int64."""
     labels: str = "label"
     """The column of labels: class labels, integers from 0, numbers, or lists of as many in each
     row: of classes such as tokens, of targets, or of booleans."""
@@ -59,6 +64,9 @@ class Huggingface(DataConfig):
     padding: int | None = None
     """The number in lists of classes that is padding, a class or not, such as -100: it is left out
     of losses and scores; if absent every label counts."""
+    length: Count | Literal["longest"] | None = None
+    """Integers of each list, in columns of lists of unequal length: shorter ones are filled up, in
+    inputs by 0 and in labels by ``padding``, longer ones cut off. Longest: none is cut off."""
     client: str | None = None
     """The column that says who owns an example; if absent nobody does."""
     train: str = "train"
@@ -75,7 +83,7 @@ class Huggingface(DataConfig):
             JobError: the package ``datasets`` is not installed, or ``classes`` given of numbers.
             DataError: the files are damaged or of another kind.
         """
-        train, test = train_and_test(Path(self.path), self.train, self.test)
+        train, test, filled = self._filled(*train_and_test(Path(self.path), self.train, self.test))
         declared = self.classes or _declared(train, self.labels)
         labels = {split.where: self._labels(split) for split in (train, test) if split is not None}
         y = labels[train.where]
@@ -86,13 +94,19 @@ class Huggingface(DataConfig):
             key = "data.label_type is" if self.label_type else "the labels are"
             what = "numbers" if loss == "squared" else "bits"
             raise JobError(f"data.classes: {key} {what}, which are no classes")
-        examples = self._examples(train, labels, classes)
-        tests = None if test is None else self._examples(test, labels, classes)
-        if tests is not None and tests.inputs.shape[1:] != examples.inputs.shape[1:]:
-            raise DataError(
-                f"{self.path}: {self.inputs!r} is of shape {tuple(examples.inputs.shape[1:])} for "
-                f"training, of {tuple(tests.inputs.shape[1:])} for testing"
-            )
+        x, x_test = self._inputs(train), {} if test is None else self._inputs(test)
+        for name, tested in x_test.items():
+            if tested.shape[1:] != x[name].shape[1:]:
+                raise DataError(
+                    f"{self.path}: {name or self.inputs!r} is of shape {x[name].shape[1:]} for "
+                    f"training, of {tested.shape[1:]} for testing"
+                )
+        inputs, test_inputs, named = stored(self.path, x, x_test)
+        examples = self._examples(train, inputs, labels, classes)
+        tests = None
+        if test is not None and test_inputs is not None:
+            tests = self._examples(test, test_inputs, labels, classes)
+        image = isinstance(self.inputs, str) and train.is_image(self.inputs)
         said = "classes" if declared else self.label_type
         padding = f"data.padding: {self.padding}"
         return Dataset(
@@ -102,13 +116,104 @@ class Huggingface(DataConfig):
             classes=classes,
             loss=loss,
             padding=self.padding,
-            transform=to_unit if train.is_image(self.inputs) else cast,
+            transform=named or (to_unit if image else cast),
+            named=named,
             notes=(
+                *filled,
+                *_copied(x, self.labels, y, self.padding),
                 *type_note("data.labels", y, classes, said),
                 *(missing_classes(y, classes) if classes is not None and y.ndim == 1 else ()),
                 *padding_notes(padding, self.padding, labels, classes),
             ),
         )
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The columns of inputs."""
+        return (self.inputs,) if isinstance(self.inputs, str) else self.inputs
+
+    def _filled(
+        self, train: "TableSplit", test: "TableSplit | None"
+    ) -> tuple["TableSplit", "TableSplit | None", tuple[str, ...]]:
+        """Both splits, with arrays for their lists of integers, and lines on what was filled up.
+
+        Raises:
+            DataError: lists are of unequal length, and the job does not say what becomes of them.
+            JobError: it says so, and there are none.
+        """
+        splits = [split for split in (train, test) if split is not None]
+        arrays: list[dict[str, NDArray[Any]]] = [{} for _ in splits]
+        notes: tuple[str, ...] = ()
+        for name in dict.fromkeys((*self._columns, self.labels)):
+            lists = [found for split in splits if (found := split.lists(name)) is not None]
+            if len(lists) < len(splits):
+                continue
+            lengths = np.concatenate([one.lengths for one in lists])
+            length, fill = self._length(f"{train.where}: {name!r}", name, lengths), 0
+            if name == self.labels:
+                fill = self.padding or 0
+            notes += _length_notes(name, lengths, length, fill)
+            for split, own, one in zip(splits, arrays, lists, strict=True):
+                own[name] = one.array(length, fill)
+                if name == self._columns[0] and _MASK not in split.table.column_names:
+                    own[_MASK] = one.goes_on(length).astype(np.int8)
+        if self.length is not None and not any(arrays):
+            raise JobError(
+                "data.length: neither data.inputs nor data.labels has lists of integers; "
+                "remove length"
+            )
+        made = [split._replace(arrays=own) for split, own in zip(splits, arrays, strict=True)]
+        return made[0], made[1] if len(made) > 1 else None, notes
+
+    def _length(self, where: str, name: str, lengths: IntArray) -> int:
+        """The length of all lists of a column in their array.
+
+        Raises:
+            DataError: the job does not say it, or not with which label they are filled up.
+        """
+        least, most = int(lengths.min()), int(lengths.max())
+        if not least:
+            raise DataError(
+                f"{where} of row {int(lengths.argmin())} is an empty list; remove such rows: "
+                f"data.filter(lambda row: len(row[{name!r}]) > 0)"
+            )
+        if self.length is None and least < most:
+            raise DataError(
+                f"{where} holds lists of {least} to {most} integers; data.length, a number or "
+                "longest, fills them up at their ends, inputs by 0 and labels by data.padding"
+            )
+        length = self.length if isinstance(self.length, int) else most
+        if least < length and name == self.inputs:
+            raise DataError(
+                f"{where} is filled up to {length} integers, which are an input by name; say "
+                f"data.inputs: [{name}], and the model gets {name}=... as int64"
+            )
+        if least < length and name == self.labels and self.padding is None:
+            raise DataError(
+                f"{where} is filled up to {length} integers; say data.padding, the label by which "
+                "it is, and which does not count, such as -100"
+            )
+        return length
+
+    def _inputs(self, split: "TableSplit") -> dict[str, NDArray[Any]]:
+        """The inputs [n, ...] by name; one without a name is images uint8 [n, H, W, C] or numbers.
+
+        Raises:
+            DataError: one is neither, or not finite.
+        """
+        found = {}
+        for name in self._columns:
+            x, alone = split.column(name), name == self.inputs
+            if x.dtype.kind not in ("iuf" if alone else "biuf") or (
+                split.is_image(name) and not alone
+            ):
+                raise DataError(
+                    f"{split.where}: column {name!r} holds {x.dtype} of shape {x.shape}; expected "
+                    f"{'images or ' * alone}numbers, of one size in all rows"
+                )
+            _require_finite(split, name, x)
+            found["" if alone else name] = x
+        return found
 
     def _labels(self, split: "TableSplit") -> NDArray[Any]:
         """The labels [n, ...] in the type that says what they are, see ``typed_labels``.
@@ -147,22 +252,21 @@ class Huggingface(DataConfig):
         return count_of(where, train, next(iter(tests), None), subtract, self.padding)
 
     def _examples(
-        self, split: "TableSplit", labels: Mapping[str, NDArray[Any]], classes: int | None
+        self,
+        split: "TableSplit",
+        inputs: Tensor,
+        labels: Mapping[str, NDArray[Any]],
+        classes: int | None,
     ) -> Examples:
-        """Checked: images uint8 [n, H, W, C] or numbers [n, ...], and labels as stored.
+        """Checked labels as stored, and their inputs.
 
         Args:
             split: of the data set.
+            inputs: of its examples.
             labels: of all splits, by their places; those to train on come first.
             classes: how many there are; None: the labels are none.
         """
-        x, y, like = split.column(self.inputs), labels[split.where], next(iter(labels.values()))
-        if x.dtype.kind not in "iuf":
-            raise DataError(
-                f"{split.where}: column {self.inputs!r} holds {x.dtype} of shape {x.shape}; "
-                "expected images or numbers, of one size in all rows"
-            )
-        _require_finite(split, self.inputs, x)
+        y, like = labels[split.where], next(iter(labels.values()))
         if y.shape[1:] != like.shape[1:] or y.dtype.kind != like.dtype.kind:
             raise DataError(
                 f"{split.where}: {self.labels!r} is {y.dtype} of shape {y.shape}, for training "
@@ -170,7 +274,7 @@ class Huggingface(DataConfig):
             )
         if classes is not None:
             self._require_classes(split, y, classes)
-        return Examples(torch.from_numpy(x), stored_labels(y, self.padding))
+        return Examples(inputs, stored_labels(y, self.padding))
 
     def _require_classes(self, split: "TableSplit", labels: NDArray[Any], classes: int) -> None:
         """Refuse labels that are neither classes nor padding."""
@@ -193,6 +297,34 @@ class Huggingface(DataConfig):
         )
 
 
+def _length_notes(name: str, lengths: IntArray, length: int, fill: int) -> tuple[str, ...]:
+    """Lines on lists of integers that are filled up to a length, or cut off there."""
+    short, long = np.count_nonzero(lengths < length), np.count_nonzero(lengths > length)
+    of = f"of {len(lengths)} lists of {name!r} are"
+    return (
+        *((f"data: {short} {of} filled up to {length} integers by {fill}",) if short else ()),
+        *((f"data: {long} {of} cut off after {length} integers",) if long else ()),
+    )
+
+
+def _copied(
+    inputs: Mapping[str, NDArray[Any]], column: str, labels: NDArray[Any], padding: int | None
+) -> tuple[str, ...]:
+    """A line on labels that are all the input of their place, as models want that move them."""
+    counted = True if padding is None else labels != padding
+    alike = (
+        x.shape == labels.shape and not (counted & (x != labels)).any() for x in inputs.values()
+    )
+    if labels.ndim < 2 or not any(alike):
+        return ()
+    end = -100 if padding is None else padding
+    return (
+        f"warning: data.labels: each label is the input of its own place; to predict the next one "
+        f"say data.padding: {end}, after data.map(lambda row: {{{column!r}: row[{column!r}][1:] + "
+        f"[{end}]}})",
+    )
+
+
 class TableSplit(NamedTuple):
     """A part of a data set."""
 
@@ -200,6 +332,8 @@ class TableSplit(NamedTuple):
     """Its file or folder, and its name."""
     table: Any
     """A ``datasets.Dataset``."""
+    arrays: Mapping[str, NDArray[Any]] = {}
+    """Columns that are made, in the place of the table's or besides them."""
 
     def column(self, name: str) -> NDArray[Any]:
         """A column as an array: numbers and texts [n, ...], or images uint8 [n, H, W, C].
@@ -209,6 +343,8 @@ class TableSplit(NamedTuple):
                 differ in shape.
             DiskError: the disk fails.
         """
+        if name in self.arrays:
+            return self.arrays[name]
         self._require(name)
         with _package_errors(f"{self.where}: column {name!r}"):
             if self.is_image(name):
@@ -247,6 +383,27 @@ class TableSplit(NamedTuple):
         with _package_errors(f"{self.where}: column {name!r}"):
             batches = self.table.select_columns(name).iter(_ROWS)
             return [text for batch in batches for text in batch[name]]
+
+    def lists(self, name: str) -> Lists | None:
+        """A column of lists of integers; None: it is another one, or there is none.
+
+        Raises:
+            DataError: an integer is missing, or see ``column``.
+        """
+        feature = self.table.features.get(name)
+        value = getattr(feature, "feature", None)
+        if type(feature).__name__ not in _LISTS or getattr(value, "dtype", "") not in _INTEGERS:
+            return None
+        self._require(name)
+        with _package_errors(f"{self.where}: column {name!r}"):
+            batches = self.table.select_columns(name).with_format("arrow").iter(_ROWS)
+            parts = [batch.column(name).combine_chunks() for batch in batches]
+            lengths = np.concatenate([part.value_lengths().to_numpy() for part in parts])
+            flat = [part.flatten() for part in parts]
+        if any(part.null_count for part in flat):
+            raise DataError(f"{self.where}: column {name!r} has an empty (null) integer in a list")
+        values = np.concatenate([part.to_numpy() for part in flat])
+        return Lists(values, lengths.astype(np.int64))
 
     def _require(self, name: str) -> None:
         """Refuse a column that is not there, or is empty in a row."""
