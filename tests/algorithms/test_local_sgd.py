@@ -345,6 +345,7 @@ def test_both_words_will_do():
         {"cohort": {"kind": "importance", "size": CLIENTS}},
         {"devices": {"available": 0.9}},
         {"devices": {"fails": 0.1}},
+        {"devices": {"path": "trace.csv"}},
         {"devices": {"examples_per_s": 1.0, "deadline_s": 1.0, "late": "shorten"}},
     ],
     ids=str,
