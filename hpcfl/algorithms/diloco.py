@@ -13,9 +13,9 @@ Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen. DiLoCo
 Low-Communication Training of Language Models. 2023, algorithm 1. arXiv:2311.08105
 
 Departures: any cohorts and weights (all workers, plain means there).  A job whose optimiser has a
-state says whether workers keep it.  The formulas were read in public implementations of the paper,
-which agree; its setting of AdamW (b2 0.95, weight decay 0.1, rate 4e-4 after 1000 steps of warm-up,
-H 500, 8 workers) is to be written in the job, and was not checked against the paper.
+state says whether workers keep it.  The update and its defaults were read in public code, not in
+the paper.  Nor was the paper's setting, which is to be written in the job: AdamW with b2 0.95,
+weight decay 0.1, a rate of 4e-4 after 1000 steps of warm-up, H 500, 8 workers.
 """
 
 from dataclasses import dataclass

@@ -23,8 +23,8 @@ Ranzato, Barham. Streaming DiLoCo with overlapping communication: Towards a Dist
 Departures: what is sent has the model's precision, not 4 bits.  ``fragments`` as a number are
 consecutive parameters, not whole layers in strides; a list of names may say these.  The mean
 movement is from the outer model x, not from y_i as it was when the client last received the
-fragment, which is the same where alpha is 0, and as public code has it; this, the defaults of alpha
-and ``delay`` and the paper's settings were not checked against the paper.
+fragment, which is the same where alpha is 0, and as torchft has it; this, and the defaults of alpha
+and ``delay``, were not checked against the paper.
 """
 
 from dataclasses import dataclass
