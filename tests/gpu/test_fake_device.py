@@ -665,6 +665,46 @@ def test_an_evaluation_reads_the_sums_of_all_batches_at_once(tmp_path, name, fre
     assert found == (pytest.approx(expected, rel=1e-12) if name == "word_lstm" else expected)
 
 
+class Tagger(nn.Module):
+    """Logits of each of 6 words for every place of a text."""
+
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.table, self.out = nn.Embedding(6, 4), nn.Linear(4, outputs)
+
+    def forward(self, words):
+        return self.out(self.table(words))
+
+
+def several_labels(labels, root):
+    """The data and the model of a job of tokens, some of them padding, or of bits."""
+    draw = np.random.default_rng(0)
+    client = np.repeat(range(4), (3, 9, 5, 7))
+    x, y = draw.integers(0, 6, (24, 5)), draw.integers(0, 6, (24, 5))
+    y[draw.random((24, 5)) < 0.3] = -100
+    data, model = {"integers": True, "padding": -100}, {"of": f"{__name__}.{Tagger.__name__}"}
+    if labels == "bits":
+        x, y = draw.standard_normal((24, 5)).astype(np.float32), draw.random((24, 3)) < 0.5
+        data, model = {}, {"of": f"{__name__}.{OwnModel.__name__}"}
+    np.savez(root / "several.npz", x=x, y=y, client=client, x_test=x[::2], y_test=y[::2])
+    data |= {"kind": "arrays", "path": str(root / "several.npz")}
+    return {"data": data, "model": model | {"name": "module"}}
+
+
+@pytest.mark.parametrize(("labels", "executor"), [*product(("tokens", "bits"), EXECUTORS)])
+def test_several_labels_of_an_example(tmp_path, labels, executor):
+    job = small_job({}, {"name": "mime"}, executor=executor) | several_labels(labels, tmp_path)
+    job["evaluate"] = {"batch_size": 5, "train": True, "clients": True}
+    require_cpus_numbers(tmp_path, job, TOLERANCE[executor])
+    evaluation, x0 = build_evaluation(tmp_path / "job.yaml", torch.device("cpu"))
+    expected = evaluation.scores(x0, 1)
+    with fake_cuda():
+        evaluation, x0 = build_evaluation(tmp_path / "job.yaml", CUDA)
+        found = evaluation.scores(x0, 1)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert {"tokens": "test_perplexity", "bits": "client_f1_mean"}[labels] in found
+
+
 def test_sent_states_are_staged_on_the_device():
     """As for NCCL, which sends from the device."""
     with fake_cuda():

@@ -46,7 +46,7 @@ def test_your_own(tmp_path):
     for name, text in blocks(page).items():
         (tmp_path / name).write_text(text)
     commands = re.findall(r"^    \$ (?:PYTHONPATH=\. )?(.+)", page, re.MULTILINE)
-    assert len(commands) == 13
+    assert len(commands) == 16
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     for command in commands:
         program, *arguments = shlex.split(command)
@@ -58,8 +58,9 @@ def test_your_own(tmp_path):
     assert [line.split(",")[:5] for line in made.splitlines()] == [
         line.split(",")[:5] for line in shown.splitlines()
     ]
-    for run in ("table", "arrays", "notes", "sensors"):
-        assert '"test_accuracy"' in (tmp_path / "runs" / run / "log.jsonl").read_text()
+    runs = dict.fromkeys(("table", "arrays", "notes", "sensors"), "test_accuracy")
+    for run, score in {**runs, "words": "test_perplexity"}.items():
+        assert f'"{score}"' in (tmp_path / "runs" / run / "log.jsonl").read_text()
 
 
 @pytest.mark.slow

@@ -76,6 +76,34 @@ def test_every_sweep_is_planned_without_data(path):
         )
 
 
+class Tagger(torch.nn.Module):
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.table = torch.nn.Embedding(outputs, outputs)
+
+    def forward(self, words):
+        return self.table(words)
+
+
+def test_a_model_of_tokens_is_planned(tmp_path, refused, hpcfl):
+    """Its data has as many labels an example as the sizes say."""
+    job = tmp_path / "job.yaml"
+    data = {"kind": "arrays", "path": "none.npz", "integers": True, "clients": 3}
+    how = {"epochs": 1, "batch_size": 2, "lr": 0.1}
+    model = {"name": "module", "of": f"{__name__}.Tagger"}
+    whole = {"data": data, "model": model, "algorithm": {"name": "fedavg"}, "local": how}
+    job.write_text(yaml.safe_dump(whole | {"cohort": {"kind": "cyclic", "size": 1}, "rounds": 6}))
+    sizes = "train=9,test=3,classes=30,words=5"
+    parts, _ = components(load(job), read_sizes(f"{sizes},labels=5"))
+    dataset = parts.population.dataset
+    assert (dataset.loss, dataset.classes, dataset.padding) == ("tokens", 30, None)
+    assert dataset.train.labels.shape == (9, 5)
+    done = hpcfl("plan", job, "--measure", "--sizes", f"{sizes},labels=5")
+    assert done.code == 0, done.err
+    line = refused("plan", job, "--measure", "--sizes", sizes)
+    assert "have the shape (2, 5, 30) for labels (2,)" in line
+
+
 def test_sizes_are_asked_for_in_one_line(refused, hpcfl):
     job = str(ROOT / "jobs/image_folder/fedavg.yaml")
     said = refused("plan", job)

@@ -46,6 +46,8 @@ class Sizes(Section):
     """Of an input of the model, such as 3x32x32."""
     words: Count | None = None
     """Length of a text, in place of ``shape``."""
+    labels: Count | None = None
+    """Labels of an example, such as the tokens of a text; None: one."""
 
     def __post_init__(self) -> None:
         if self.clients is not None and self.clients > self.train:
@@ -111,14 +113,16 @@ def planned_job(
         return loaded, notes
     data = loaded.job.data
     predict = getattr(data, "predict", getattr(loaded.job.model, "predict", ""))
-    every_word = sizes.words is not None and predict == "every"
+    if sizes.words is not None and predict == "every":
+        sizes = replace(sizes, labels=sizes.words)
+    classes: LossName = "cross_entropy" if sizes.labels is None else "tokens"
     division = {field.name: getattr(data, field.name) for field in fields(DataConfig)}
     drawn = (_MappedData if data.maps_files else DrawnData)(
         **division,
         sizes=sizes,
         augment=getattr(data, "augment", False),
         workers=getattr(data, "workers", None),
-        loss="tokens" if every_word else "squared" if sizes.classes is None else "cross_entropy",
+        loss="squared" if sizes.classes is None else classes,
         padded=data.padded_text,
         in_memory=in_memory,
     )
@@ -220,10 +224,12 @@ class DrawnData(DataConfig):
             inputs = one.expand(count, *shape)
             if self.in_memory and not self.maps_files:
                 inputs = inputs.contiguous()
-        if self.loss == "tokens":
-            return Examples(inputs, one.expand(count, *shape))
+        several = sizes.labels or 1
         if sizes.classes is None:
-            return Examples(inputs, torch.zeros(1, 1).expand(count, 1))
+            return Examples(inputs, torch.zeros(1, several).expand(count, several))
+        if self.loss == "tokens":
+            labels = torch.arange(1, several + 1) % sizes.classes  # mostly not 0, the padding
+            return Examples(inputs, labels.expand(count, several))
         return Examples(inputs, torch.arange(count) % sizes.classes)
 
 
