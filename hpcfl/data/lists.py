@@ -18,6 +18,8 @@ class Lists(NamedTuple):
 
     def array(self, length: int, fill: int) -> IntArray:
         """[n, length]: a shorter list is filled up at its end, and a longer one is cut off."""
+        if (self.lengths == length).all():
+            return self.values.reshape(-1, length).astype(np.int64, copy=False)
         found = np.full((len(self.lengths), length), fill, np.int64)
         starts = np.cumsum(self.lengths) - self.lengths
         place = np.arange(len(self.values)) - np.repeat(starts, self.lengths)
