@@ -16,6 +16,8 @@ from hpcfl.data import split as splits
 from hpcfl.data.fingerprints import digest
 from hpcfl.data.sources.text import Text
 from hpcfl.errors import DataError, JobError
+from hpcfl.job.load import load as load_job
+from hpcfl.tools.plan.data import planned_job, read_sizes
 
 POEM = "The cat sat on the mat.\n"  # 24 bytes
 
@@ -448,6 +450,14 @@ def test_a_resume_refuses_another_text(text_job, tmp_path, hpcfl, refused):
     words = trained(tmp_path / "tokenizer.json")
     line = refused("resume", tmp_path / "run", "rounds=4", f"data.tokenizer={words}")
     assert "texts: its content changed since" in line
+
+
+def test_a_text_is_planned_before_it_is_there(text_job):
+    sizes = read_sizes("train=60,test=6,clients=3,classes=256,words=8")
+    planned, _ = planned_job(load_job(text_job), sizes)
+    drawn = planned.job.data.load(0)
+    assert (drawn.loss, drawn.padding) == ("tokens", None)
+    assert drawn.train.labels.shape == drawn.train.inputs.shape == (60, 8)
 
 
 def test_a_record_asks_for_the_texts_and_the_tokenizer(text_job, tmp_path, hpcfl, refused):
