@@ -17,6 +17,12 @@ CASES = [  # loss, outputs, labels, the sum of the losses
     ("cross_entropy", LOGITS, CLASSES, -math.log(3 / 4) - math.log(1 / 2) - math.log(1 / 4)),
     ("squared", OUTPUTS, TARGETS, (1 + 4) / 2 + 9 / 2),
     ("squared", OUTPUTS[:, :1], TARGETS[:, 0], 1 / 2 + 9 / 2),
+    (
+        "bits",
+        torch.tensor([[0.0, math.log(3)], [-math.log(3), 0.0]]),
+        torch.tensor([[True, True], [True, False]]),
+        -math.log(1 / 2) - math.log(3 / 4) - math.log(1 / 4) - math.log(1 / 2),
+    ),
     ("quadratic", torch.tensor([2.0, -3.5]), torch.zeros(2), -1.5),
 ]
 
@@ -106,6 +112,59 @@ def test_tokens_of_padding_alone_are_worth_nothing():
     assert totals(WORDS, ANSWERS[2:], SENTENCES[2:]) == {
         "loss": 0, "examples": 0, "scored": 0, "correct": 0, "correct_top5": 0
     }  # fmt: skip
+
+
+def test_every_label_counts_without_padding():
+    """Of 12 labels, five of which are of class 0, five are hit."""
+    total = 5 * HIT + 7 * MISS
+    assert float(LOSSES["tokens"](ANSWERS, SENTENCES)) == pytest.approx(total / 12)
+    counts = torch.tensor([1.0, 0.0, 1.0])
+    alone = LOSSES["tokens"](ANSWERS[::2], SENTENCES[::2])
+    assert float(LOSSES["tokens"](ANSWERS, SENTENCES, counts)) == pytest.approx(float(alone))
+    assert LOSSES["tokens"].count(SENTENCES) == 12
+    found = totals(Scoring("tokens", 6), ANSWERS, SENTENCES)
+    assert found["loss"] == pytest.approx(total)
+    assert (found["examples"], found["scored"], found["correct"]) == (12, 12, 5)
+
+
+@pytest.mark.parametrize("padding", [-100, -1, 6, 300])
+def test_padding_may_be_no_class(padding):
+    """The same labels are left out as where it is class 0."""
+    labels = SENTENCES.masked_fill(SENTENCES == 0, padding)
+    found, expected = loss_of("tokens", padding), loss_of("tokens", 0)
+    torch.testing.assert_close(found(ANSWERS, labels), expected(ANSWERS, SENTENCES))
+    counts = torch.tensor([1.0, 0.0, 1.0])
+    torch.testing.assert_close(found(ANSWERS, labels, counts), expected(ANSWERS, SENTENCES, counts))
+    assert found.count(labels) == expected.count(SENTENCES) == 7
+    assert totals(WORDS._replace(padding=padding), ANSWERS, labels) == totals(
+        WORDS, ANSWERS, SENTENCES
+    )
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "tokens"])
+def test_torchs_own_padding_is_none(loss):
+    """A label of -100 is left out where the data says so, and refused elsewhere."""
+    labels = torch.tensor([1, -100, 0])
+    with pytest.raises(IndexError, match="Target -100 is out of bounds"):
+        LOSSES[loss](LOGITS, labels)
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        totals(Scoring(loss, 2), LOGITS, labels)
+
+
+def test_bits_that_are_not_numbers_are_no_correct_answers():
+    """A bit is said to be 1 where its logit is above 0."""
+    outputs = torch.tensor([[0.5, -0.5, 0.0], [math.nan, math.nan, 3.0]])
+    labels = torch.tensor([[True, True, False], [True, False, False]])
+    found = totals(Scoring("bits"), outputs, labels)
+    assert (found["scored"], found["correct"]) == (6, 2)
+
+
+def test_a_term_of_padding_need_not_be_finite():
+    terms = torch.tensor([[1.0, math.inf], [3.0, 5.0]], requires_grad=True)
+    mean = loss_of("tokens", 0).mean(terms, torch.tensor([[1, 0], [2, 2]]))
+    (gradient,) = torch.autograd.grad(mean, terms)
+    assert mean.item() == 3
+    torch.testing.assert_close(gradient, torch.tensor([[1.0, 0.0], [1.0, 1.0]]) / 3)
 
 
 def test_tokens_add_up_over_batches():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 import hpcfl
+from hpcfl.data.base import DataConfig, Dataset
+from hpcfl.data.sources.arrays import to_indices
 from hpcfl.errors import HpcflError, JobError
+from hpcfl.types import Examples
 
 WORDS, LENGTH, LABELS = 7, 4, 3
 DRAW = np.random.default_rng(0)
@@ -339,6 +343,14 @@ REFUSED = {
         r"data.partition.kind: dirichlet needs one label per example, this data set has labels of "
         r"shape \[4\] of each; use iid",
     ),
+    "by one label of several": (
+        lambda: (
+            texts(NEXT[:, :1]),
+            Tagger,
+            {"data": {"clients": 2, "partition": {"kind": "classes", "per_client": 1}}},
+        ),
+        r"data.partition.kind: classes needs one label per example, .* labels of shape \[1\] of",
+    ),
     "a method of classes": (
         lambda: (table(BITS), Targets, {"algorithm": {"name": "fedlc"}}),
         "fedlc.*sees the logits of classes, and this data has none",
@@ -359,6 +371,82 @@ def test_what_does_not_fit_gets_one_line(case, tmp_path):
     (data, model, changes), line = REFUSED[case][0](), REFUSED[case][1]
     with pytest.raises(HpcflError, match=line) as caught:
         run(tmp_path, data, model, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(DataConfig):
+    """A data set of a user's own, with these fields in the place of others."""
+
+    case: str
+
+    def load(self, seed):
+        labels = torch.from_numpy(NEXT).to(torch.int16)
+        found = Dataset(
+            train=Examples(torch.from_numpy(X), labels),
+            test=Examples(torch.from_numpy(X), labels),
+            natural=None,
+            classes=WORDS,
+            loss="tokens",
+            transform=to_indices,
+        )
+        changes, new = OWN[self.case][0], found.train
+        if "labels" in changes:
+            new = found.train._replace(labels=changes["labels"](labels))
+        rest = {key: value for key, value in changes.items() if key != "labels"}
+        return replace(found, train=new, **rest)
+
+
+def with_minus_100(labels):
+    return labels.masked_fill(labels == 3, -100)
+
+
+OWN = {
+    "negative": (
+        {"labels": with_minus_100},
+        "the labels of train run from -100 to 6, expected 0 to 6, as its classes are 7; if -100 is "
+        "padding, say so in padding",
+    ),
+    "negative in a mapped file": (
+        {"labels": with_minus_100, "mapped": True},
+        "the labels of train run from -100 to 6",
+    ),
+    "other padding": (
+        {"labels": with_minus_100, "padding": 0},
+        "the labels of train run from -100 to 6, expected 0 to 6, as its classes are 7$",
+    ),
+    "a type without padding": (
+        {"labels": lambda labels: labels.to(torch.uint8), "padding": -100},
+        r"its padding is -100, which its labels of train, torch.uint8, cannot be",
+    ),
+    "floats": (
+        {"labels": lambda labels: labels.double()},
+        "the labels of train are torch.float64, expected integers, as its classes are 7",
+    ),
+    "one loss for all": (
+        {"loss": "cross_entropy"},
+        r"the labels of train have the shape \(24, 4\), expected \(24,\), one class an example; "
+        "for several an example its loss is tokens",
+    ),
+    "bits": (
+        {"loss": "bits", "classes": None},
+        r"are torch.int16 of shape \(24, 4\), expected booleans \(24, t\) for the loss bits",
+    ),
+    "no label": (
+        {"labels": lambda labels: labels[:, :0]},
+        r"the labels of train have the shape \(24, 0\): an example has none",
+    ),
+    "padding of targets": (
+        {"labels": lambda labels: labels.double(), "loss": "squared", "padding": 0},
+        "its padding is 0, but its loss squared; expected None, as padding is of the loss tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_labels_of_a_class_of_ones_own_get_one_line(case, tmp_path):
+    with pytest.raises(JobError, match=OWN[case][1]) as caught:
+        run(tmp_path, Own(case=case), Tagger)
     assert "\n" not in str(caught.value)
 
 
