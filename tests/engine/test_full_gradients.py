@@ -106,7 +106,8 @@ def test_a_client_whose_labels_are_all_padding(model):
 
 
 @pytest.mark.parametrize(
-    ("rows", "scored"), [(ROWS, {"test_loss", "test_accuracy"}), (0 * ROWS, set())]
+    ("rows", "scored"),
+    [(ROWS, {"test_loss", "test_accuracy", "test_perplexity"}), (0 * ROWS, set())],
 )
 def test_a_test_set_of_padding_alone_has_no_scores(model, rows, scored):
     people, gradient = population(4), Gradient(model, LOSS)

@@ -12,7 +12,7 @@ from hpcfl.job.load import load
 from hpcfl.local.gradient import Gradient
 from hpcfl.models.dropout import replace_dropout
 from hpcfl.models.flat_vector import layout_of
-from hpcfl.models.losses import LOSSES
+from hpcfl.models.losses import LOSSES, loss_of
 from hpcfl.start.components.choose_executor import choose_executor
 from hpcfl.types import Batch
 from tests.algorithms.play import parts, softmax_problem, tree
@@ -40,9 +40,9 @@ def texts():
 
 
 CASES = {
-    "images": (images, "cross_entropy", IMAGES),
-    "texts": (texts, "tokens", TEXTS),
-    "only padding": (texts, "tokens", Batch(WORDS, 0 * WORDS)),
+    "images": (images, LOSSES["cross_entropy"], IMAGES),
+    "texts": (texts, loss_of("tokens", 0), TEXTS),
+    "only padding": (texts, loss_of("tokens", 0), Batch(WORDS, 0 * WORDS)),
 }
 
 
@@ -59,8 +59,7 @@ def test_the_gradient_of_the_whole_batch(name, clip, count):
     model = make()
     x = point(model)
     whole, found = (
-        Gradient(model, LOSSES[loss], clip=clip, parts=each).stochastic(x, batch, 0)
-        for each in (1, count)
+        Gradient(model, loss, clip=clip, parts=each).stochastic(x, batch, 0) for each in (1, count)
     )
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
     assert (whole[1].norm() == 0) == (name == "only padding")
@@ -68,7 +67,7 @@ def test_the_gradient_of_the_whole_batch(name, clip, count):
         ends = []
         for each in (1, count):
             y = x.clone()
-            Gradient(model, LOSSES[loss], parts=each).descend(y, batch, 0, 0.3, 0.1)
+            Gradient(model, loss, parts=each).descend(y, batch, 0, 0.3, 0.1)
             ends.append(y)
         torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
 

@@ -324,7 +324,8 @@ def stored_labels(y: NDArray[Any], padding: int | None) -> Tensor:
     an axis of targets, of length 1 where each example has one.
     """
     if y.dtype.kind not in "iu":
-        return torch.from_numpy(y[:, None] if y.ndim == 1 else y)
+        targets = torch.from_numpy(y)
+        return targets[:, None] if y.ndim == 1 else targets
     kind: Any = np.int64
     if y.ndim > 1 and y.dtype != np.uint64:
         least = np.min_scalar_type(0 if padding is None else padding)
