@@ -15,6 +15,7 @@ from tests.project.pages import blocks, commands, section
 
 PAGE = (Path(__file__).parents[2] / "docs/howto/recipes.md").read_text()
 DIGITS = PAGE.partition("\n## ")[0]
+TEXTS = (Path(__file__).parents[2] / "docs/data/text.md").read_text()
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def play(tmp_path, monkeypatch, own_process, hpcfl):
                 assert re.search(".*".join(map(re.escape, line.split("..."))), text), (line, text)
 
     yield run
-    for name in ("vit", "lora"):
+    for name in ("vit", "lora", "gpt2"):
         sys.modules.pop(name, None)
 
 
@@ -83,3 +84,16 @@ def test_lora(play):
     need("peft")
     play(section(PAGE, "A text classifier"))
     assert accuracy("lora") > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_causal_lora(play):
+    vision.torchvision()
+    need("transformers")
+    need("peft")
+    play(section(TEXTS, "From a file").partition("```python\n# gpt.py")[0])
+    play(section(PAGE, "A causal model"))
+    with Path("runs/gpt2/log.jsonl").open() as log:
+        first, *_, last = map(json.loads, log)
+    assert last["test_perplexity"] < 0.8 * first["test_perplexity"]
