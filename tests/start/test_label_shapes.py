@@ -15,6 +15,7 @@ import hpcfl
 from hpcfl.data.base import DataConfig, Dataset
 from hpcfl.data.sources.arrays import to_indices
 from hpcfl.errors import HpcflError, JobError
+from hpcfl.runs.score_names import PERPLEXITIES
 from hpcfl.types import Examples
 
 WORDS, LENGTH, LABELS = 7, 4, 3
@@ -250,6 +251,10 @@ def test_methods_leave_padding_out(name, tmp_path):
         values = {log.get(key) for log in logs}
         assert len(values) == 1, (key, values)
     assert math.isfinite(logs[0]["test_loss"])
+    for loss, perplexity in PERPLEXITIES.items():
+        if loss in logs[0]:
+            assert logs[0][perplexity] == math.exp(logs[0][loss])
+    assert "personal_perplexity" in logs[0]
 
 
 def own_terms(outputs, labels):
@@ -431,6 +436,10 @@ OWN = {
     "bits": (
         {"loss": "bits", "classes": None},
         r"are torch.int16 of shape \(24, 4\), expected booleans \(24, t\) for the loss bits",
+    ),
+    "no classes": (
+        {"classes": None},
+        "its classes are None, expected how many for its loss tokens",
     ),
     "no label": (
         {"labels": lambda labels: labels[:, :0]},

@@ -99,6 +99,8 @@ def _check_dataset(dataset: Dataset, where: str, *, whole: bool) -> None:
         raise JobError(
             f"{where}: its classes are {dataset.classes}, expected 1 at least, or None for targets"
         )
+    if dataset.loss == "tokens" and dataset.classes is None:
+        raise JobError(f"{where}: its classes are None, expected how many for its loss tokens")
     if dataset.loss not in LOSSES:
         raise JobError(
             f"{where}: its loss is {dataset.loss!r}, expected one of {', '.join(sorted(LOSSES))}"
@@ -194,11 +196,9 @@ def _check_classes(dataset: Dataset, labels: torch.Tensor, part: str, where: str
         return
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or highest >= classes:
-        cure = (
-            ""
-            if dataset.loss != "tokens" or padding is not None
-            else (f"; if {lowest if lowest < 0 else highest} is padding, say so in padding")
-        )
+        cure = ""
+        if dataset.loss == "tokens" and padding is None:
+            cure = f"; if {lowest if lowest < 0 else highest} is padding, say so in padding"
         raise JobError(
             f"{where}: the labels of {part} run from {lowest} to {highest}, expected 0 to "
             f"{classes - 1}, as its classes are {classes}{cure}"
