@@ -170,13 +170,13 @@ class Checkpointer:
             DiskError: on this rank alone: the disk is full or fails.
             StoreError: on this rank alone: a file cannot be written for another reason.
         """
-        if self._pending is None:
+        pending, self._pending = self._pending, None  # one that fails is not tried again
+        if pending is None:
             return
         # The rows and segments of the oldest checkpoint are free only once its manifest is deleted,
         # which a commit does after that of the new one: a kill at any moment leaves one to resume.
-        done = self._pending.commit(self.store, self._comm, self._keep, self.require_in_place)
-        known = {**self._segments, self._pending.folder.name: done.segments}
-        self._pending = None
+        done = pending.commit(self.store, self._comm, self._keep, self.require_in_place)
+        known = {**self._segments, pending.folder.name: done.segments}
         self._segments = {at.name: known[at.name] for at in done.kept if at.name in known}
         if self._comm.rank == 0:
             self.prune_stores()

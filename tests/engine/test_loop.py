@@ -16,7 +16,7 @@ from hpcfl.checkpoint import writer
 from hpcfl.clients import client_pool
 from hpcfl.engine import loop
 from hpcfl.engine.callbacks import Callback
-from hpcfl.errors import ClientError, DivergedError, HookError, Stopped
+from hpcfl.errors import ClientError, DivergedError, HookError, Stopped, StoreError
 from hpcfl.io.signals import STOP
 from hpcfl.job.load import load
 from hpcfl.local.sequential import Sequential
@@ -351,6 +351,20 @@ def test_an_error_of_a_callback_loses_no_checkpoint_on_its_way(tmp_path, held):
     with pytest.raises(HookError, match="KeyError"):
         start(loaded, tmp_path / "run", callbacks=[Fails()])
     assert [c.round for c in committed(tmp_path / "run" / "checkpoints")] == [0, 2]
+
+
+def test_a_commit_that_fails_is_not_tried_again(tmp_path):
+    """Its error says what is wrong, and that rounds were trained."""
+
+    class Blocks(Callback):
+        def round(self, record, model):
+            if record["round"] == 3:
+                (tmp_path / "run/checkpoints/00000002/manifest.json/file").mkdir(parents=True)
+
+    loaded = load(job(tmp_path, rounds=9, checkpoint={"every": 2}))
+    with pytest.raises(StoreError, match="Is a directory") as caught:
+        start(loaded, tmp_path / "run", callbacks=[Blocks()])
+    assert caught.value.exit_code == 1
 
 
 @pytest.mark.parametrize("name", ["fedhbm", "localghb", "scaffold"])
