@@ -95,8 +95,9 @@ class OwnLoss(TrainingLoss):
         return found(**self.keys) if isinstance(found, type) else partial(found, **self.keys)
 
     def terms(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """What the function returns for these."""
-        made: Tensor = self.made(outputs, labels)
+        """What the function returns for these; it is given classes in int64."""
+        targets = labels.is_floating_point() or labels.dtype == torch.bool
+        made: Tensor = self.made(outputs, labels if targets else labels.long())
         return made
 
 

@@ -148,3 +148,10 @@ def test_keys_of_a_function():
     loss = OwnLoss(of=f"{__name__}.doubled", keys={"factor": 3.0})
     expected = 3 * functional.cross_entropy(LOGITS, LABELS, reduction="none")
     torch.testing.assert_close(loss.terms(LOGITS, LABELS), expected)
+
+
+@pytest.mark.parametrize("kept_as", [torch.uint8, torch.int16])
+def test_a_function_is_given_classes_in_int64(kept_as):
+    """As functions of torch want them, in whatever type a data set keeps them."""
+    found = OwnLoss(of=f"{__name__}.doubled").terms(LOGITS, LABELS.to(kept_as))
+    assert torch.equal(found, OwnLoss(of=f"{__name__}.doubled").terms(LOGITS, LABELS))
