@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import cos, inf, pi
+from numbers import Real
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag
@@ -121,12 +122,13 @@ class OwnSchedule(StepSchedule):
             BrokenRuleError: it is no finite number above 0.
         """
         found = self.made(n, steps)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < inf:
+        factor = float(found) if not isinstance(found, bool) and isinstance(found, Real) else 0.0
+        if not 0 < factor < inf:
             raise BrokenRuleError(
                 f"local.step_schedule: {self.of} gives {found!r:.60} for step {n} of {steps}, "
                 "expected a finite number above 0"
             )
-        return float(found)
+        return factor
 
 
 STEP_SCHEDULES: Mapping[str, type[StepSchedule]] = {

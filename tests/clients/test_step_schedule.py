@@ -40,7 +40,7 @@ class Cooled:
         self.power = power
 
     def __call__(self, n, steps):
-        return cooled(n, steps, self.power)
+        return np.float32(cooled(n, steps, self.power))
 
 
 def nothing(n, steps):
