@@ -71,7 +71,7 @@ def test_unknown_key(job, run):
 def test_unknown_key_that_another_algorithm_has(job, run):
     write(job, "{name: fedhbm}", "{name: scaffold, beta: 1.0}")
     said = f'{job}:4: algorithm.beta: scaffold has no "beta" (it has first, option, server_lr); '
-    contains(run(), said, "others have it, such as adabest, centralized, fedacg: hpcfl list")
+    contains(run(), said, "others have it, such as adabest, centralized, diloco: hpcfl list")
 
 
 def test_unknown_key_that_few_algorithms_have(run):

@@ -20,6 +20,9 @@ from hpcfl.user_code.accepts import Accepts
 KEYS = {
     "loss": lambda of, keys: {"loss": {"kind": "own", "of": of, "keys": keys}},
     "optimizer": lambda of, keys: {"local": {"optimizer": {"kind": "own", "of": of, "keys": keys}}},
+    "schedule": lambda of, keys: {
+        "local": {"steps": 1, "step_schedule": {"kind": "own", "of": of, "keys": keys}}
+    },
     "metric": lambda of, keys: {"evaluate": {"metrics": [of]}},
     "callback": lambda of, keys: {"callbacks": [{"name": of, **keys}]},
     "maker": lambda of, keys: {"model": {"name": "module", "of": of, "arguments": keys}},
@@ -174,13 +177,14 @@ def test_every_key_of_a_dotted_path_is_known():
     keys = {
         "Own.of",
         "OwnLoss.of",
+        "OwnSchedule.of",
         "Evaluate.metrics",
         "Module.of",
         "Job.callbacks",
     }
     assert typed == keys
     # Sections, whose kind "own" has the path.
-    assert described - keys <= {"Job.loss", "Local.optimizer"}
+    assert described - keys <= {"Job.loss", "Local.optimizer", "Local.step_schedule"}
 
 
 def _below(cls):

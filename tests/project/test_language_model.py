@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from math import cos, pi
 from pathlib import Path
 
@@ -25,6 +26,9 @@ LENGTH, ROUNDS, STEPS, WORKERS = 8, 5, 4, 4
 def place(tmp_path, monkeypatch, own_process):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(FOLDER)
+    sys.modules.pop("gpt", None)  # of another page
+    yield
+    sys.modules.pop("gpt", None)
 
 
 def small(**changes):

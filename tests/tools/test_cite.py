@@ -29,7 +29,7 @@ WITHOUT = {
     *(f"model {name}" for name in ("linear", "logistic", "module", "point")),
     *(
         f"data {name}"
-        for name in ("arrays", "huggingface", "image_folder", "table", "stackexchange")
+        for name in ("arrays", "huggingface", "image_folder", "table", "text", "stackexchange")
     ),
     *("optimizer own", "loss own"),
     *(f"cohort {kind}" for kind in ("uniform", "bernoulli", "cyclic", "replay")),
